@@ -224,7 +224,9 @@ def _share_model(key: tuple[Any, ...], create: Callable[[], SampledModel]) -> Sa
 def _wrap_custom_model(name: str, model: Any) -> SampledModel:
     if not isinstance(model, Model):
         raise InvalidArgument(f"Config.models[{name!r}]: must be a swarm.models.base.Model")
-    identity = ("own", name, type(model).__qualname__, model.fingerprint())
+    plain = str | int | float | None
+    settings = {k: v for k, v in vars(model).items() if k[0] != "_" and isinstance(v, plain)}
+    identity = ("own", name, type(model).__qualname__, model.fingerprint() or settings)
     return CachedModel(model, open_answer_cache(), identity, name, BATCH_SIZE, BATCHES)
 
 

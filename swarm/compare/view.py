@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from swarm._util.files import parse_json, read_text, write_atomic
+from swarm._util.files import parse_json, write_atomic
 from swarm._util.jsonl import read_jsonl, to_json_value
 from swarm._util.terminal import escape_control_chars
 from swarm.errors import InvalidArgument, UserError
@@ -50,7 +50,7 @@ def view(
     name = Path(data).name if isinstance(data, str | Path) else "answers"
     page = render_page(load_rows(data), name, sort_by, sort_ascending)
     path = Path(filename or Path(tempfile.mkdtemp(prefix="answers-")) / "answers.html").expanduser()
-    write_atomic(path, page.encode("utf-8", "backslashreplace"))
+    write_atomic(path, page.encode())
     print(escape_control_chars(f"{name}: {path}"), file=sys.stderr)
     if open_browser:
         webbrowser.open(path.resolve().as_uri())
@@ -99,10 +99,14 @@ def require_frame(method: str, value: Any, also: str = "") -> Any:
 def _read_csv(path: str | Path) -> list[dict[str, Any]]:
     """Return the rows of a CSV file; JSON objects in cells become dictionaries."""
     csv.field_size_limit(2**31 - 1)
-    return [
-        {name: _parse_cell(name, text) for name, text in row.items() if name}
-        for row in csv.DictReader(read_text(Path(path), "utf-8-sig").splitlines(keepends=True))
-    ]
+    try:
+        with Path(path).expanduser().open(encoding="utf-8-sig", newline="") as file:
+            return [
+                {name: _parse_cell(name, text) for name, text in row.items() if name}
+                for row in csv.DictReader(file)
+            ]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
 
 
 def _parse_cell(name: str, text: str | None) -> Any:
@@ -160,7 +164,7 @@ def render_page(
         "ascending": ascending,
     }
     # Nothing in the data may end the script element that contains it.
-    embedded = json.dumps(data, ensure_ascii=False, default=str).replace("<", "\\u003c")
+    embedded = json.dumps(data, default=str).replace("<", "\\u003c")
     environment = Environment(loader=PackageLoader("swarm.compare", "."), autoescape=True)
     return environment.get_template("view.html").render(name=name, data=embedded)
 

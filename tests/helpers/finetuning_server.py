@@ -242,7 +242,8 @@ def handler(finetuner: Finetuner) -> Any:
         def send(self, status: int, data: bytes, headers: Mapping[str, str]) -> None:
             """One answer."""
             self.send_response(status)
-            for name, value in {"Content-Length": str(len(data)), **headers}.items():
+            kind = {"Content-Type": "application/json", "Content-Length": str(len(data))}
+            for name, value in {**kind, **headers}.items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(data)

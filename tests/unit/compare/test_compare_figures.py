@@ -1,5 +1,6 @@
-"""Plots: what is drawn is read back from the figures, and files are really written."""
+"""Plots and reports: what is drawn is read back from the figures, and files are really written."""
 
+import csv
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,26 +9,26 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib import colors as mcolors
+from matplotlib import pyplot
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
-matplotlib = pytest.importorskip("matplotlib")
-
-from matplotlib import colors as mcolors  # noqa: E402
-from matplotlib import pyplot  # noqa: E402
-from matplotlib.container import BarContainer  # noqa: E402
-from matplotlib.figure import Figure  # noqa: E402
-from matplotlib.text import Text  # noqa: E402
-
-from swarm.compare import Question  # noqa: E402
-from swarm.compare.plots import (  # noqa: E402
+from swarm.compare import Question, report
+from swarm.compare.plots import (
+    COLOURS,
+    HATCHES,
+    assign_fill_styles,
     heatmap,
     judge_scores,
     plot,
     probs_stacked_bar,
     rating_cumulative_plot,
-    rating_violins,
+    text_colour_on,
 )
-from swarm.compare.plots.style import COLOURS, HATCHES, assign_fill_styles, text_colour_on  # noqa: E402
-from swarm.errors import InvalidArgument, UserError  # noqa: E402
+from swarm.compare.report import save_figures
+from swarm.errors import InvalidArgument, UserError
+from swarm.stats.summary_table import summary
 
 
 @pytest.fixture(autouse=True)
@@ -140,7 +141,7 @@ def ratings() -> pd.DataFrame:
     return df
 
 
-def test_ratings_are_cumulative_lines_and_violins() -> None:
+def test_ratings_are_cumulative_lines() -> None:
     figure = plot(ratings(), answer_column="probs")
     axes = figure.axes[0]
     x, y = (np.asarray(part) for part in axes.lines[0].get_data())
@@ -148,14 +149,8 @@ def test_ratings_are_cumulative_lines_and_violins() -> None:
     told = texts(figure)
     assert any(text.startswith("a, n = 2\nmean 80.0 [") for text in told)
     assert "b, n = 1, 50% refused\nmean 20.0" in told
-    violins = rating_violins(ratings())
-    bars = [one for one in violins.axes[0].containers if isinstance(one, BarContainer)]
-    widths = {round(bar.get_y() + bar.get_height() / 2): bar.get_width() for bar in bars[0]}
-    assert widths[80] == pytest.approx(2 * widths[70]) and widths[75] == 0
-    assert "80.0" in texts(violins)
-    single = frame({"a": [5.0]}).assign(probs=[{5: 1.0}])
-    assert "a, n = 1\nmean 5.0" in texts(plot(single))  # one answer: no interval
-    assert "5.00" in texts(rating_violins(single))
+    shown = plot(ratings(), min_rating=0, max_rating=100, answer_column="probs").axes[0]
+    assert shown.get_xlim() == (0, 100)
     # As they come back from a file: keys are text.
     again = ratings().assign(
         probs=lambda df: df["probs"].map(lambda p: p and {str(k): v for k, v in p.items()})
@@ -176,13 +171,6 @@ def test_tokens_that_are_numbers_are_no_ratings() -> None:
     with pytest.raises(InvalidArgument, match="ratings from 1 to 99999999999 are too many to plot"):
         plot(far)
     assert rating_cumulative_plot(far, max_rating=9, probs_column="answer")
-
-
-def test_names_that_no_font_has_are_told_by_their_codes() -> None:
-    df = frame({"\u65e5\U000e0001": ["x\0", "y"], "b": ["x\0", "x\0"]})
-    for figure in (plot(df), heatmap(df), heatmap(df, row_column="group")):
-        figure.savefig(__import__("io").BytesIO())
-    assert "x[0]" in texts(plot(df)) and any("[E0001]" in text for text in texts(plot(df)))
 
 
 def test_scores_are_boxes_not_a_bar_for_each_number() -> None:
@@ -218,13 +206,9 @@ def test_a_heat_map_has_models_by_paraphrases() -> None:
 
 def test_where_all_was_refused_the_plot_says_so() -> None:
     for answers in ([None, None], [np.nan, np.nan]):
-        figure = plot(frame({"a": answers}))
-        assert "All 2 answers were refused or could not be read." in texts(figure)
-    refused = ratings().assign(probs=None)
-    assert any("All 4 answers were refused" in t for t in texts(plot(refused)))
-    failed = frame({"a": [None]}).assign(error="timeout")
-    assert "No answers: 0 refused, 1 failed." in texts(plot(failed))
-    assert any("has no such rows" in text for text in texts(plot(frame(SONGS)[:0])))
+        told = texts(plot(frame({"a": answers})))
+        assert "No answers: 2 refused or unreadable, 0 failed." in told
+    assert any("4 refused" in t for t in texts(plot(ratings().assign(probs=None))))
     half = frame({"a": [None, None], "b": ["x", "x"]})
     assert "a\nno answers\n100% refused" in texts(plot(half))
 
@@ -233,7 +217,7 @@ def test_text_of_any_kind_is_drawn() -> None:
     long = "a very long answer that goes on and on and on, up to the very end of it, number "
     df = frame({"a": ["$5 and $6", "naïve Ж", f"{long}1", f"{long}2", "\U0001f9ee \x07", "x_y^2"]})
     figure = plot(df, filename=None)
-    figure.savefig(__import__("io").BytesIO())  # no glyph is missing, no formula is parsed
+    figure._repr_png_()  # type: ignore[attr-defined]
     told = texts(figure)
     assert "$5 and $6" in told and "naïve Ж" in told
     assert any("…" in one and one.endswith("number 2") and len(one) <= 49 for one in told)
@@ -260,7 +244,7 @@ def test_wrong_arguments_are_one_line() -> None:
     for keys, told in (
         ({"answer_column": "anwser"}, "it has for instance answer"),
         ({"category_column": "gruop"}, "it has for instance group"),
-        ({"selected_answers": ["x"], "min_fraction": 0.1}, "give only one"),
+        ({"selected_answers": ["x"], "min_fraction": 0.1}, "one of the two"),
         ({"colors": {"x": "no colour"}}, "is not a colour"),
         ({"selected_categories": ["q"]}, "group is never 'q'"),
     ):
@@ -274,48 +258,6 @@ def test_wrong_arguments_are_one_line() -> None:
         plot(df, show=True)
 
 
-def test_a_notebook_shows_the_figure_by_itself() -> None:
-    figure = plot(frame({"a": ["x", "y"]}))
-    assert figure._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
-
-
-MACHADO = {
-    "protanopia": [
-        [0.152286, 1.052583, -0.204868],
-        [0.114503, 0.786281, 0.099216],
-        [-0.003882, -0.048116, 1.051998],
-    ],
-    "deuteranopia": [
-        [0.367322, 0.860646, -0.227968],
-        [0.280085, 0.672501, 0.047413],
-        [-0.011820, 0.042940, 0.968881],
-    ],
-    "none": np.eye(3).tolist(),
-}
-"""How linear RGB is seen; Machado, Oliveira and Fernandes 2009, IEEE TVCG 15:1291, severity 1."""
-
-
-def lab(colour: str, seen: Any) -> np.ndarray:
-    """CIELAB of a colour as it is seen."""
-    rgb = np.array(mcolors.to_rgb(colour))
-    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    to_xyz = np.array(
-        [[0.4125, 0.3576, 0.1804], [0.2127, 0.7152, 0.0722], [0.0193, 0.1192, 0.9503]]
-    )
-    xyz = to_xyz @ np.clip(np.array(seen) @ linear, 0, 1) / np.array([0.9505, 1.0, 1.0888])
-    root = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
-    return np.array([116 * root[1] - 16, 500 * (root[0] - root[1]), 200 * (root[1] - root[2])])
-
-
-@pytest.mark.parametrize("sight", MACHADO)
-def test_neighbouring_colours_stay_apart_for_the_colour_blind(sight: str) -> None:
-    seen = [lab(colour, MACHADO[sight]) for colour in COLOURS]
-    around = zip(seen, [*seen[1:], seen[0]], strict=True)
-    assert min(float(np.linalg.norm(a - b)) for a, b in around) > 50
-    pairs = [np.linalg.norm(a - b) for i, a in enumerate(seen) for b in seen[:i]]
-    assert min(pairs) > 15  # red and green of equal lightness have about 3 with deuteranopia
-
-
 def test_no_two_looks_repeat_and_numbers_can_be_read() -> None:
     names = list(range(len(COLOURS) * len(HATCHES)))
     assert len(set(assign_fill_styles(names).values())) == len(names)
@@ -323,77 +265,156 @@ def test_no_two_looks_repeat_and_numbers_can_be_read() -> None:
     assert text_colour_on("#F0E442") == "black" and text_colour_on("#0072B2") == "white"
 
 
-def test_positional_arguments_have_llmcomps_order() -> None:
-    """There `plots.plot` takes the answer first, and `question.plot` the category."""
-    df = frame(SONGS)
-    by_name = segments(plot(df, answer_column="answer", category_column="model"))
-    assert segments(plot(df, "answer", "model", ["m-a", "m-b"])) == by_name
-    question = Question.create(type="free_form", paraphrases=["?"])
-    assert segments(question.plot(df, "model", "answer", None, 0.1)) == segments(
+def test_a_question_plots_frames_and_the_class_too() -> None:
+    df, question = frame(SONGS), Question.create(type="free_form", paraphrases=["?"])
+    assert segments(question.plot(df, "model", "answer", min_fraction=0.1)) == segments(
         plot(df, "answer", "model", min_fraction=0.1)
     )
-    assert segments(Question.plot(df, "model", "answer", ["m-a"])).keys() == {"m-a"}
-    with pytest.raises(TypeError, match="at most 8 positional"):
-        question.plot(df, "model", "answer", *[None] * 6)
+    assert segments(Question.plot(df, "model", selected_categories=["m-a"])).keys() == {"m-a"}
+    chosen = texts(plot(df, selected_paraphrase="two?"))
+    assert any(text.startswith("two?") for text in chosen)
+    assert plot(frame({"a": ["x"]}))._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
 
 
-def test_a_paraphrase_and_the_range_of_ratings_can_be_chosen() -> None:
-    df = frame(SONGS)
-    df = df.assign(question=["one?", "two?"] * (len(df) // 2) + ["one?"] * (len(df) % 2))
-    title = plot(df, selected_paraphrase="two?").axes[0].get_title("left")
-    assert title.split("\n")[0] == "two?" and "1 other" in title
-    rated = pd.DataFrame({"group": ["a"] * 3, "probs": [{3: 0.5, 5: 0.5}] * 3})
-    assert plot(rated, min_rating=1, max_rating=9).axes[0].get_xlim() == (1, 9)
+def answers(group: str, model: str, said: list[Any], paraphrase: int = 0) -> pd.DataFrame:
+    """Rows of one model and paraphrase."""
+    return pd.DataFrame(
+        {
+            "model": model,
+            "group": group,
+            "answer": pd.Series(said, dtype=object),
+            "question": f"question {paraphrase}",
+            "paraphrase_ix": paraphrase,
+            "error": None,
+        }
+    )
 
 
-def overlapping(figure: Figure) -> list[tuple[str, str]]:
-    """Pairs of texts that lie on each other; of turned ones, in their own direction."""
-    figure.draw_without_rendering()
-    shown = [t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip()]
-    turns = np.radians(sorted({t.get_rotation() for t in shown} | {0.0, 90.0}))
-    turns = np.concatenate([turns, turns + np.pi / 2])
-    ways = np.stack([np.cos(turns), np.sin(turns)])
-    spans = [corners(t) @ ways for t in shown]  # of each, where it lies along each direction
-    low, high = np.array([s.min(0) for s in spans]), np.array([s.max(0) for s in spans])
-    apart = (low[:, None] >= high[None] - 1).any(-1)
-    pairs = np.argwhere(~(apart | apart.T))
-    return [(shown[i].get_text(), shown[j].get_text()) for i, j in pairs if i < j]
-
-
-def corners(text: Text) -> np.ndarray:
-    """[4, 2] of a text as it is drawn, in pixels."""
-    turned, turn = text.get_window_extent(), text.get_rotation()
-    text.set_rotation(0)
-    flat = text.get_window_extent()
-    text.set_rotation(turn)
-    half = np.array([[-1, -1], [1, -1], [1, 1], [-1, 1]]) * [flat.width / 2, flat.height / 2]
-    cos, sin = np.cos(np.radians(turn)), np.sin(np.radians(turn))
-    middle = [(turned.x0 + turned.x1) / 2, (turned.y0 + turned.y1) / 2]
-    moved: np.ndarray = half @ np.array([[cos, sin], [-sin, cos]]) + middle
-    return moved
-
-
-@pytest.mark.parametrize("count", [5, 12])
-@pytest.mark.parametrize(
-    "name", ["the fine-tuned model {}, with a description", "no-break-{}-" + "no-break" * 6]
-)
-def test_long_names_do_not_overlap(count: int, name: str) -> None:
-    said = "Answer {} goes on for quite a while and says many things about nothing at all"
-    df = pd.DataFrame(
+def test_a_report_tells_what_was_asked_seen_and_lost(tmp_path: Path) -> None:
+    df = pd.concat(
         [
-            {
-                "model": name.format(i),
-                "group": name.format(i),
-                "answer": said.format((i + p + s) % 6),
-                "question": said.format(p),
-                "paraphrase_ix": p,
-                "error": None,
-            }
-            for i in range(count)
-            for p in range(6)
-            for s in range(2)
+            answers("a", "m", ["x"] * 30 + ["y"] * 10 + [None]),
+            answers("b", "n", ["x"] * 5 + ["y"] * 35),
+            answers("c", "o", ["x"] * 6 + ["y"] * 34),
+            answers("c", "o", [None]).assign(error="the | server | is down"),
+        ]
+    ).assign(cost=0.01, new_tokens=2, judge=50.0, judge_question="good?")
+    told = report.write_report(tmp_path, {"song": df}, {"a": ["m"], "b": ["n"], "c": ["o"]})
+    assert told.splitlines() == [
+        "song: answer: Different at 5 %, corrected: a and b; a and c. For 1 other pair no "
+        "difference was detected.",
+        "song: judge: No difference was detected. This does not show that there is none.",
+    ]
+    text = (tmp_path / "report.md").read_text()
+    for told in (
+        "> question 0",
+        "- b: n",
+        "122 rows; 1 refused or without an answer; 1 failed.",
+        "- 1 failed: the \\| server \\| is down",
+        "cost $1.22, 244 new tokens",
+        "Different at 5 %, corrected: a and b; a and c.",
+        "### judge",
+        "![answer](song/plot.png)",
+        "![judge](song/judge_plot.png)",
+        "0.750 [0.598, 0.858]",
+    ):
+        assert told in text
+    lines = (tmp_path / "song" / "data.jsonl").read_text().splitlines()
+    assert len(lines) == len(df) and '"answer": null' in lines[40]
+    assert len(pd.read_csv(tmp_path / "song" / "data.csv")) == len(df)
+    assert sorted(path.name for path in (tmp_path / "song").iterdir()) == [
+        "answer_differences.csv",
+        "answer_summary.csv",
+        "data.csv",
+        "data.jsonl",
+        "judge_differences.csv",
+        "judge_plot.png",
+        "judge_summary.csv",
+        "plot.png",
+    ]
+
+
+def test_a_report_shows_models_by_paraphrases_and_is_written_anew(tmp_path: Path) -> None:
+    long = [f"answer {i}" for i in range(36)]
+    df = pd.concat(
+        [
+            answers(group, model, ["x", "y", None if group == "b" else "x"] * 12).assign(
+                paraphrase_ix=[0, 1, 2] * 12,
+                cost=cost,
+                score=np.arange(36) / 7,
+                score_question="?",
+                mood=long,
+                mood_question="?",
+            )
+            for group, model, cost in (("a", "m", 0.001), ("b", "n (new)", None))
         ]
     )
-    assert overlapping(plot(df)) == []
-    assert overlapping(heatmap(df)) == []
-    assert overlapping(heatmap(df, row_column="paraphrase_ix", category_column="model")) == []
+    told = report.write_question_section(tmp_path, "song(1)", df)
+    there = sorted(path.name for path in (tmp_path / "song(1)").glob("*.png"))
+    assert there == [
+        "answer_models.png",
+        "mood_plot.png",
+        "plot.png",
+        "score_models.png",
+        "score_plot.png",
+    ], "of moods that are all different no heat map"
+    assert "![score](song%281%29/score_models.png)" in told
+    assert "cost $0.036000 at least, as no price is known for n (new)." in told
+    assert "26 more |" in told and " 0.722 |" in told, "what is left of 36 moods"
+    free = report.write_question_section(tmp_path, "song(1)", df[df["group"] == "b"])
+    assert "no price known" in free and "$" not in free
+    assert not (tmp_path / "song(1)" / "answer_differences.csv").exists(), "a former run's"
+    many = pd.concat([answers(f"g{i}", "m", [1.5, 2.5, 3.5]) for i in range(57)])
+    [_, line] = save_figures(tmp_path, many, "answer", "group")
+    assert line.startswith("No figure: 57 answers are more than can be distinguished")
+
+
+def test_no_cell_of_a_table_is_a_formula(tmp_path: Path) -> None:
+    df = answers("=g", "@m", ["=1+1", "-2", "b"])
+    report.write_question_section(tmp_path, "q", df)
+    for file in ("data.csv", "answer_summary.csv"):
+        with (tmp_path / "q" / file).open(newline="") as told:
+            cells = [cell for row in csv.reader(told) for cell in row]
+        assert not [one for one in cells if one.startswith(("=", "+", "@", "-2"))], file
+        assert "'@m" in cells
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        ["x\ud800", "y", "x\ud800", "y"],
+        [True, False, None, True],
+        [10**400, "1", [1], {"a": 1}],
+        [{}, {}, {}, {}],
+        ["", " ", "\n", "\0"],
+        [float("nan"), 1.5, 2.5, float("nan")],
+        [{"1": 0.5, "2": 0.4}, {"x": 0.1}, {"1": 1.0}, {}],
+        [{"1": 0.5, "99999999999": 0.5}] * 4,
+    ],
+)
+def test_odd_answers_are_counted_without_a_crash_or_a_warning(
+    tmp_path: Path, said: list[Any]
+) -> None:
+    df = pd.DataFrame(
+        {
+            "model": pd.Series(["m\ud800", "n"] * 2, dtype=object),
+            "answer": pd.Series(said, dtype=object),
+            "group": ["日本", "b"] * 2,
+            "paraphrase_ix": [0, 0, 1, 1],
+            "error": None,
+        }
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert report.write_report(tmp_path, {"q": df})
+        table = summary(df.assign(group=pd.Categorical(df["group"])))
+    known = sum(one is not None and one == one for one in said)
+    assert table.drop_duplicates("group")["n"].sum() == known
+
+
+def test_what_could_not_have_been_seen_is_told(tmp_path: Path) -> None:
+    df = pd.concat([answers(group, f"{group}{n}", [group] * 9) for group in "xy" for n in range(2)])
+    told = report.write_report(tmp_path, {"q": df})
+    assert told == "q: answer: No difference could have been detected: too few answers."
+    more = [answers(group, f"{group}{n}", [group] * 9) for group in "xy" for n in range(5)]
+    assert "Different at 5 %" in report.write_report(tmp_path, {"q": pd.concat(more)})

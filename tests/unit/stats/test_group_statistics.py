@@ -3,14 +3,12 @@
 import math
 import time
 from itertools import pairwise as neighbours
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from swarm.compare import report
 from swarm.errors import InvalidArgument
 from swarm.stats import intervals
 from swarm.stats.group_tests import pairwise
@@ -290,47 +288,3 @@ def test_the_difference_that_is_told_is_seen_in_four_of_five_runs() -> None:
     pooled = (first + second) / 2
     z = np.abs(first - second) / np.sqrt(2 * pooled * (1 - pooled) / n)
     assert np.mean(z > 2.39398) == pytest.approx(0.8, abs=0.02)
-
-
-def test_a_report_tells_what_was_asked_seen_and_lost(tmp_path: Path) -> None:
-    df = pd.concat(
-        [
-            answers("a", "m", ["x"] * 30 + ["y"] * 10 + [None]),
-            answers("b", "n", ["x"] * 5 + ["y"] * 35),
-            answers("c", "o", ["x"] * 6 + ["y"] * 34),
-            answers("c", "o", [None]).assign(error="the | server | is down"),
-        ]
-    ).assign(cost=0.01, new_tokens=2, judge=50.0, judge_question="good?")
-    told = report.write_report(tmp_path, {"song": df}, {"a": ["m"], "b": ["n"], "c": ["o"]})
-    assert told.splitlines() == [
-        "song: answer: Different at 5 %, corrected: a and b; a and c. For 1 other pair no "
-        "difference was detected.",
-        "song: judge: No difference was detected. This does not show that there is none.",
-    ]
-    text = (tmp_path / "report.md").read_text()
-    for told in (
-        "> question 0",
-        "- b: n",
-        "122 rows; 1 refused or without an answer; 1 failed.",
-        "- 1 failed: the \\| server \\| is down",
-        "cost $1.22, 244 new tokens",
-        "Different at 5 %, corrected: a and b; a and c.",
-        "### judge",
-        "![answer](song/plot.png)",
-        "![judge](song/judge_plot.png)",
-        "0.750 [0.598, 0.858]",
-    ):
-        assert told in text
-    lines = (tmp_path / "song" / "data.jsonl").read_text().splitlines()
-    assert len(lines) == len(df) and '"answer": null' in lines[40]
-    assert len(pd.read_csv(tmp_path / "song" / "data.csv")) == len(df)
-    assert sorted(path.name for path in (tmp_path / "song").iterdir()) == [
-        "answer_differences.csv",
-        "answer_summary.csv",
-        "data.csv",
-        "data.jsonl",
-        "judge_differences.csv",
-        "judge_plot.png",
-        "judge_summary.csv",
-        "plot.png",
-    ]

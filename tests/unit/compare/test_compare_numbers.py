@@ -1,26 +1,33 @@
-"""Ratings: a number's distribution over tokens of one digit or of several, refusals, sampling."""
+"""Ratings and next tokens: distributions over tokens of one digit or of several, and sampling."""
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import distribution_model
-import endpoints
 import pytest
 
-from swarm.compare import Config, Question
-from swarm.compare.token_probs.numbers import (
+from swarm.compare.ratings import (
     MAX_REQUESTS,
     RatingBounds,
     RatingResult,
+    build_rating_params,
     can_continue,
     parse_integer,
     parse_leading_integer,
-    request_rating,
+    read_rating,
 )
-from swarm.errors import InvalidArgument, UserError
+from swarm.compare.sampling import ModelCall
+from swarm.compare.token_probs import (
+    NextTokenDistribution,
+    count_answers,
+    read_next_token,
+    with_logprobs,
+)
+from swarm.errors import UserError
+from swarm.models.http_errors import BadRequest
+from swarm.models.openai_protocol import MIN_LOGPROB
+from swarm.stats.significance import mean_interval
 
 ASKED = {"messages": [{"role": "user", "content": "How good is it?"}]}
 
@@ -36,12 +43,12 @@ def mean(chances: Mapping[str, float]) -> float:
     return sum(int(text) * p for text, p in chances.items())
 
 
-def heard(rater: Any, bounds: RatingBounds | None = None, **how: Any) -> RatingResult:
+def heard(rater: Any, bounds: RatingBounds | None = None) -> RatingResult:
     """The rating by a model, or by anything that says what an endpoint says."""
     body = rater.body if isinstance(rater, distribution_model.Rater) else rater
-    return distribution_model.driven(
-        request_rating(ASKED, "m", bounds or RatingBounds(), **how), body
-    )
+    bounds = bounds or RatingBounds()
+    call = ModelCall("m", build_rating_params(ASKED, bounds))
+    return distribution_model.driven(read_rating(call, bounds), body)
 
 
 def told(*places: Mapping[str, float], text: str | None = None, finish: str = "length") -> Any:
@@ -50,15 +57,6 @@ def told(*places: Mapping[str, float], text: str | None = None, finish: str = "l
     said = "".join(place["token"] for place in content) if text is None else text
     choice = {"message": {"content": said}, "finish_reason": finish}
     return {"choices": [{**choice, "logprobs": {"content": content}}]}
-
-
-@contextmanager
-def models(folder: Path, answer: Any) -> Iterator[endpoints.Endpoint]:
-    """An endpoint that has every model, and a cache of its own."""
-    with endpoints.endpoint(answer) as server:
-        pairs = [(server.url, "key", "OPENAI_API_KEY")]
-        with Config.override(url_key_pairs=pairs, cache_dir=str(folder)):
-            yield server
 
 
 @pytest.mark.parametrize("tells_end", [True, False])
@@ -150,15 +148,6 @@ def test_numbers_below_zero_and_a_space_before() -> None:
     assert found.answer == pytest.approx(0.9 * 85 + 0.1 * 74.5)
 
 
-def test_one_digit_takes_one_request_with_a_space_before_it_too() -> None:
-    rater = distribution_model.Rater({"4": 0.7, "5": 0.3})
-    assert heard(rater, RatingBounds(1, 5)).answer == pytest.approx(4.3)
-    assert len(rater.asked) == 1
-    places = [{" ": 1.0}, {"4": 0.6, "2": 0.4}]
-    found = heard(lambda asked: told(*places[: asked["max_tokens"]]), RatingBounds(1, 5))
-    assert found.probs == pytest.approx({2: 0.4, 4: 0.6})
-
-
 def test_digits_of_other_scripts_count_and_other_signs_do_not() -> None:
     place = {"８５": 0.3, " 85": 0.2, "85\n": 0.1, "٨٥": 0.1, "8_5": 0.1, "8.5": 0.1, "150": 0.1}
     found = heard(lambda asked: told(place))
@@ -238,12 +227,6 @@ def test_refusals() -> None:
     assert (nothing.answer, nothing.unseen) == (None, pytest.approx(0.7))
 
 
-def test_a_refusal_is_not_asked_about_again() -> None:
-    rater = distribution_model.Rater({"I cannot": 0.8, "85": 0.1, "95": 0.1})
-    assert heard(rater).answer is None
-    assert len(rater.asked) == 1
-
-
 def test_a_failure_is_an_error_whichever_request_it_is() -> None:
     rater, asked = distribution_model.Rater(bell(85, 10)), []
 
@@ -252,19 +235,14 @@ def test_a_failure_is_an_error_whichever_request_it_is() -> None:
         return UserError("the server is gone") if len(asked) == 3 else rater.body(body)
 
     found = heard(breaks)
-    assert (found.answer, found.raw_answer, found.probs) == (None, {}, None)
+    assert (found.answer, found.raw_answer, found.probs) == (None, None, None)
     assert str(found.error) == "the server is gone"
     assert len(found.answers) == 3
 
 
-def test_a_rating_without_log_probabilities_names_the_alternative() -> None:
-    found = heard(lambda asked: {"choices": [{"message": {"content": "85"}}]})
-    assert found.answer is None and "estimate_by_sampling=True" in str(found.error)
-
-
 def test_sampling_gives_an_interval_and_refusals() -> None:
     rater = distribution_model.Rater({"80": 0.45, "90": 0.45, "I would rather not": 0.1})
-    found = heard(rater, estimate_by_sampling=True)
+    found = heard(rater, bounds=RatingBounds(samples=100))
     assert len(rater.asked) == 100
     assert not any("logprobs" in key for asked in rater.asked for key in asked)
     assert {(asked["temperature"], asked["max_tokens"]) for asked in rater.asked} == {(1, 6)}
@@ -274,129 +252,95 @@ def test_sampling_gives_an_interval_and_refusals() -> None:
     assert 80 < found.low < found.answer < found.high < 90
     assert found.low < 85 < found.high
     assert 0.02 <= found.refused <= 0.25 and found.unseen == 0
-    refused = heard(distribution_model.Rater({"No": 1.0}), estimate_by_sampling=5)
+    refused = heard(distribution_model.Rater({"No": 1.0}), bounds=RatingBounds(samples=5))
     assert (refused.answer, refused.low, refused.high, refused.refused) == (None, None, None, 1)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "says"),
-    [
-        ({"min_rating": 5, "max_rating": 5}, "min_rating=5: must be below max_rating=5"),
-        ({"max_rating": 9.5}, "max_rating=9.5: must be an integer"),
-        ({"min_rating": True}, "min_rating=True: must be an integer"),
-        ({"refusal_threshold": 0}, "refusal_threshold=0: must be above 0"),
-        ({"refusal_threshold": 75}, "refusal_threshold=75: must be above 0"),
-        ({"top_logprobs": 0}, "top_logprobs=0: must be an integer from 1 to 20"),
-        ({"top_logprobs": 21}, "top_logprobs=21"),
-        ({"estimate_by_sampling": 0}, "estimate_by_sampling=0: must be True"),
-        ({"estimate_by_sampling": "yes"}, "estimate_by_sampling='yes'"),
-    ],
-)
-def test_what_cannot_be_is_refused_at_once(wrong: dict[str, Any], says: str) -> None:
-    with pytest.raises(InvalidArgument, match=says):
-        Question.create(type="rating", paraphrases=["How good is it?"], **wrong)
+def tokens(*said: Any, logarithms: bool = False) -> NextTokenDistribution:
+    """What is made of these, one for each sample."""
+    asked, answers = ModelCall("vendor/m", with_logprobs(ASKED, 20)), iter(said)
+    script = read_next_token(asked, range(len(said)))
+    found = distribution_model.driven(script, lambda body: next(answers))
+    return found.to_logprobs() if logarithms else found
 
 
-def test_the_data_frame_of_ratings(tmp_path: Path) -> None:
-    rater = distribution_model.Rater({"85": 0.5, "75": 0.4, "No": 0.1})
-    question = Question.create(
-        type="rating", paraphrases=["How good is it?", "And now?"], samples_per_paraphrase=2
-    )
-    with models(tmp_path, rater) as server:
-        df = question.df({"a": ["m"], "b": ["m"]})
-        asked = len(server.asked)
-        other = Question.create(
-            type="rating",
-            paraphrases=["How good is it?", "And now?"],
-            samples_per_paraphrase=2,
-            min_rating=80,
-            refusal_threshold=0.2,
-        )
-        narrow = other.df({"a": ["m"]})
-        assert len(server.asked) == asked
-    assert list(df) == [
-        "model",
-        "group",
-        "answer",
-        "raw_answer",
-        "probs",
-        "question",
-        "api_kwargs",
-        "paraphrase_ix",
-        "refused",
-        "unseen",
-        "error",
+def test_the_likeliest_tokens_come_first_and_the_rest_is_unseen() -> None:
+    found = tokens(told({"heads": 0.2, "tails": 0.6, " tails": 0.1}))
+    assert list(found.answer.items()) == [
+        ("tails", pytest.approx(0.6)),
+        ("heads", pytest.approx(0.2)),
+        (" tails", pytest.approx(0.1)),
     ]
-    assert len(df) == 8 and df.error.isna().all()
-    assert df.answer.tolist() == pytest.approx([(85 * 0.5 + 75 * 0.4) / 0.9] * 8)
-    assert df.refused.tolist() == pytest.approx([0.1] * 8)
-    assert df.api_kwargs[0]["max_tokens"] == 6 and df.api_kwargs[0]["top_logprobs"] == 20
-    assert narrow.answer.isna().all()
+    assert found.unseen == pytest.approx(0.1)
+    assert (found.low, found.high, found.error) == (None, None, None)
+    sent = {"max_tokens": 1, "temperature": 0, "logprobs": True, "top_logprobs": 20}
+    assert sent.items() <= found.api_kwargs.items()
 
 
-RANGES = [(1, 5), (0, 10), (0, 100), (-100, 100), (0, 1000), (-1000, 10_000)]
+@pytest.mark.parametrize("convert_to_probs", [True, False])
+def test_a_token_that_a_sample_lacks_is_improbable_there(convert_to_probs: bool) -> None:
+    found = tokens(told({"A": 0.9, "B": 0.1}), told({"A": 0.8}), logarithms=not convert_to_probs)
+    expected = {"A": 0.85, "B": 0.05}
+    if not convert_to_probs:
+        expected = {token: math.log(p) for token, p in expected.items()}
+    assert found.answer == pytest.approx(expected)
+    assert list(found.answer) == ["A", "B"]
+    assert found.unseen == pytest.approx(0.1)
 
 
-def test_a_changed_range_asks_nothing_again(tmp_path: Path) -> None:
-    judged = {"type": "rating_judge", "model": "j", "paraphrases": ["Rate {answer}"]}
-    with models(tmp_path, distribution_model.Rater({"4": 0.6, "3": 0.4}, split=False)) as server:
-        for low, high in RANGES:
-            bounds = {"min_rating": low, "max_rating": high}
-            rating = Question.create(type="rating", paraphrases=["How good is it?"], **bounds)
-            assert rating.df({"a": ["m"]}).answer.tolist() == pytest.approx([3.6])
-            free = Question.create(
-                type="free_form", paraphrases=["Hi"], max_tokens=9, judges={"j": judged | bounds}
-            )
-            assert free.df({"a": ["m"]}).j.tolist() == pytest.approx([3.6])
-            if low == 1:
-                asked = len(server.asked)
-        # A range of several digits looks once whether the tokeniser splits them.
-        assert len(server.asked) - asked <= 2 * 3
-        longer = len(server.asked)
-        for low, high in RANGES:
-            bounds = {"min_rating": low, "max_rating": high}
-            Question.create(type="rating", paraphrases=["How good is it?"], **bounds).df(
-                {"a": ["m"]}
-            )
-        assert len(server.asked) == longer
+def test_tokens_that_are_written_alike_are_added_up() -> None:
+    said = told({"A": 0.5, "B": 0.25})
+    top = said["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
+    top += [{"token": "A", "logprob": math.log(0.125)}, {"token": "C", "logprob": MIN_LOGPROB}]
+    found = tokens(said)
+    assert found.answer == pytest.approx({"A": 0.625, "B": 0.25})
+    assert found.unseen == pytest.approx(0.125)
 
 
-def test_a_failed_request_is_an_error_row_and_asked_again(tmp_path: Path) -> None:
-    rater, broken = distribution_model.Rater({"85": 0.9, "75": 0.1}, split=False), [True]
-
-    def answer(asked: endpoints.Asked) -> endpoints.Reply:
-        if broken[0] and asked.body["messages"][-1]["content"] == "bad":
-            return endpoints.Reply({"error": {"message": "not today"}}, 400)
-        return rater(asked)
-
-    question = Question.create(type="rating", paraphrases=["good", "bad"])
-    with models(tmp_path, answer) as server:
-        first = question.df({"a": ["m"]})
-        broken[0] = False
-        asked = len(server.asked)
-        second = question.df({"a": ["m"]})
-        assert [one.body["messages"][-1]["content"] for one in server.asked[asked:]] == ["bad"]
-    assert first.answer.notna().tolist() == [True, False]
-    assert first.error[0] is None and "not today" in first.error[1]
-    assert first.raw_answer[1] is None and first.probs[1] is None
-    assert second.answer.tolist() == pytest.approx([84, 84]) and second.error.isna().all()
+def test_a_probability_is_at_most_one_whatever_is_told() -> None:
+    said = told({"A": 0.5})
+    said["choices"][0]["logprobs"]["content"][0]["top_logprobs"][0]["logprob"] = 1e9
+    assert tokens(said).answer == {"A": 1.0}
 
 
-def test_all_rows_may_be_refusals(tmp_path: Path) -> None:
-    question = Question.create(type="rating", paraphrases=["good"], samples_per_paraphrase=3)
-    with models(tmp_path, distribution_model.Rater({"I cannot": 1.0})):
-        df = question.df({"a": ["m"]})
-    assert df.answer.isna().all() and df.error.isna().all() and df.probs.isna().all()
-    assert df.refused.tolist() == [1.0] * 3
+def test_the_chosen_token_is_told_of_though_it_is_not_among_the_likeliest() -> None:
+    said = distribution_model.completion(told({"A": 0.6, "B": 0.3}))
+    token = said.tokens[0]
+    other = {"token": "Z", "logprob": math.log(0.1)}
+    place = {**other, "top_logprobs": [{"token": t, "logprob": p} for t, p in token.top]}
+    body = {"choices": [{"message": {"content": "Z"}, "logprobs": {"content": [place]}}]}
+    assert tokens(body).answer == pytest.approx({"A": 0.6, "B": 0.3, "Z": 0.1})
 
 
-def test_ratings_by_sampling_in_a_data_frame(tmp_path: Path) -> None:
-    question = Question.create(
-        type="rating", paraphrases=["good"], samples_per_paraphrase=2, estimate_by_sampling=10
+@pytest.mark.parametrize("content", [None, {"content": None}, {"content": []}])
+def test_no_log_probabilities_is_an_error_with_the_alternative(content: Any) -> None:
+    body = {"choices": [{"message": {"content": "heads"}, "logprobs": content}]}
+    blip = tokens(told({"heads": 1.0}), body)
+    assert blip.answer == {} and "requested again next time" in str(blip.error)
+    found = tokens(body, body)
+    assert found.answer == {}
+    assert "vendor/m: vendor returns no log probabilities" in str(found.error)
+    assert "estimate_by_sampling=True" in str(found.error)
+
+
+def test_a_limit_of_the_provider_is_repeated() -> None:
+    found = tokens(BadRequest("400: top_logprobs must be at most 5"))
+    assert "set top_logprobs" in str(found.error) and "at most 5" in str(found.error)
+
+
+def test_samples_are_counted_with_wilsons_interval() -> None:
+    rater = distribution_model.Rater({"heads": 0.7, "tails": 0.3})
+    params = {"messages": ASKED["messages"], "max_tokens": 5, "temperature": 1}
+    found = distribution_model.driven(count_answers(ModelCall("m", params), range(200)), rater.body)
+    assert len(rater.asked) == 200 and sum(found.answer.values()) == pytest.approx(1)
+    assert list(found.answer) == ["heads", "tails"]
+    assert found.low is not None and found.high is not None
+    assert found.low["heads"] < 0.7 < found.high["heads"]
+    count = round(found.answer["tails"] * 200)
+    wilson = mean_interval([1] * count + [0] * (200 - count))
+    assert (found.low["tails"], found.high["tails"]) == pytest.approx((wilson.low, wilson.high))
+    broken = iter([rater.body(params), UserError("gone")])
+    failed = distribution_model.driven(
+        count_answers(ModelCall("m", params), range(2)), lambda body: next(broken)
     )
-    with models(tmp_path, distribution_model.Rater({"80": 0.5, "90": 0.5})) as server:
-        df = question.df({"a": ["m"]})
-        assert len(server.asked) == 20
-    assert list(df)[-5:] == ["refused", "unseen", "low", "high", "error"]
-    assert (df.low <= df.answer).all() and (df.answer <= df.high).all()
-    assert all(set(probs) <= {80, 90} for probs in df.probs)
+    assert (failed.answer, str(failed.error), len(failed.answers)) == ({}, "gone", 1)

@@ -1,0 +1,755 @@
+"""Questions to models behind an endpoint: rows, failures, judges, the cache, and where models are."""
+
+import math
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import compare_endpoint
+import distribution_model
+import endpoints
+import pandas as pd
+import pytest
+import searches
+from compare_endpoint import KEY, asked, repeats, script
+
+from swarm.compare import Config, FreeForm, ModelAdapter, Question, Runner
+from swarm.compare.sampling import (
+    ModelCall,
+    SampleOutcome,
+    SampleRequest,
+    Script,
+    _load_providers,
+    as_completed,
+    open_answer_cache,
+    replay_scripts,
+    run_scripts,
+)
+from swarm.errors import InvalidArgument, UserError
+from swarm.models.base import Completion, Model, Request
+
+settings = pytest.fixture(autouse=True)(compare_endpoint.settings.__wrapped__)
+
+
+COLUMNS = ["model", "group", "answer", "question", "api_kwargs", "paraphrase_ix", "error"]
+TEXT = {"type": "free_form_judge", "model": "judge", "paraphrases": ["Is it so? {answer}"]}
+BOTH = {**TEXT, "paraphrases": ["Asked {question}, said {answer}."]}
+RATING = {"type": "rating_judge", "model": "rater", "paraphrases": ["Rate {answer}"]}
+
+
+def texts(heard: Sequence[SampleOutcome]) -> list[str | None]:
+    """What was said; `None` where it failed."""
+    return [one.text if isinstance(one, Completion) else None for one in heard]
+
+
+def test_of_many_samples_those_that_lack_are_asked() -> None:
+    """Samples of one request are looked up together, and told as their own."""
+
+    def many(what: ModelCall, samples: range) -> Script[list[str]]:
+        heard = yield [SampleRequest(what, sample) for sample in samples]
+        return [one.text for one in heard]
+
+    count = iter(range(1000))
+    with compare_endpoint.endpoint(lambda _: endpoints.chat(f"answer {next(count)}")) as server:
+        [first] = run_scripts([many(asked(), range(30))])
+        assert sorted(first) == sorted(f"answer {n}" for n in range(30))
+        _, keys = replay_scripts([script(asked(), 7)])
+        open_answer_cache().delete(keys)
+        [second, part] = run_scripts([many(asked(), range(40)), many(asked(), range(5, 29))])
+        assert len(server.asked) == 30 + 11
+        assert second[:7] + second[8:30] == first[:7] + first[8:] and second[7] not in first
+        assert part == second[5:29]
+
+
+def test_a_script_goes_on_with_what_it_hears_before_others_begin() -> None:
+    """An answer streams to its judge: with one worker they alternate."""
+
+    def judged(n: int) -> Script[str]:
+        [first] = yield [SampleRequest(asked(f"q{n}"))]
+        both = yield [
+            SampleRequest(asked(f"judge {first.text}")),
+            SampleRequest(asked("a constant")),
+        ]
+        return " ".join(one.text for one in both)
+
+    Config.max_workers = 1
+    with compare_endpoint.endpoint() as server:
+        assert run_scripts([judged(n) for n in range(3)])[2] == "so: judge so: q2 so: a constant"
+        said = server.texts()
+    assert len(said) == 7, "the constant is asked once"
+    assert said.index("judge so: q0") < said.index("q2")
+
+
+def test_a_failure_is_told_not_kept_and_asked_again() -> None:
+    broken = {"q1", "q3"}
+
+    def answer(request: endpoints.Asked) -> endpoints.Reply:
+        if request.body["messages"][-1]["content"] in broken:
+            return endpoints.Reply({"error": {"message": "no luck"}}, 400)
+        return repeats(request)
+
+    with compare_endpoint.endpoint(answer) as server:
+        ask = [asked(f"q{n}") for n in range(5)]
+        heard = run_scripts([script(one) for one in ask])
+        assert texts(heard) == ["so: q0", None, "so: q2", None, "so: q4"]
+        assert "no luck" in str(heard[1])
+        broken.clear()
+        assert None not in texts(run_scripts([script(one) for one in ask]))
+        assert len(server.asked) == 7
+
+
+def test_a_server_that_always_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its requests are repeated so often and no more; then nothing new is asked of it."""
+    monkeypatch.setattr("swarm.models.http.FIRST_WAIT", 0.001)
+    with compare_endpoint.endpoint(lambda _: endpoints.Reply({}, 500)) as server:
+        began = time.monotonic()
+        heard = run_scripts([script(asked(f"q{n}")) for n in range(300)])
+        assert texts(heard) == [None] * 300
+        assert time.monotonic() - began < 10
+        assert len(server.asked) == 39, "three requests, 13 times each"
+    [later] = run_scripts([script(asked("q0"))])
+    assert isinstance(later, UserError), "the server is gone"
+
+
+def test_an_error_in_a_script_keeps_what_came() -> None:
+    def broken(n: int) -> Script[None]:
+        yield [SampleRequest(asked(f"q{n}"))]
+        if n == 5:
+            raise RuntimeError("a mistake in the script")
+
+    Config.max_workers = 1
+    with compare_endpoint.endpoint(), pytest.raises(RuntimeError, match="a mistake"):
+        run_scripts([broken(n) for n in range(20)])
+    # The endpoint is gone.
+    assert texts(run_scripts([script(asked(f"q{n}")) for n in range(6)])) == [
+        f"so: q{n}" for n in range(6)
+    ]
+
+
+def test_as_completed_gives_each_when_it_is_there() -> None:
+    held = threading.Event()
+
+    def answer(request: endpoints.Asked) -> endpoints.Reply:
+        if request.body["messages"][-1]["content"] == "q0":
+            held.wait(10)
+        return repeats(request)
+
+    with compare_endpoint.endpoint(answer):
+        run_scripts([script(asked("warm"))])
+        came = as_completed([script(asked(f"q{n}")) for n in range(3)])
+        first = [next(came)[0], next(came)[0]]
+        held.set()
+        assert sorted(first) == [1, 2] and next(came)[0] == 0
+
+
+class Shouts(Model):
+    """A model of one's own; counts what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Request] = []
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """The last turn in capitals."""
+        self.asked += requests
+        return [Completion(request.prompt[-1].content.upper()) for request in requests]
+
+
+def test_a_model_of_ones_own_is_a_class_with_generate() -> None:
+    own = Config.models["shouts"] = Shouts()
+    ask = [script(asked(f"q{n}", "shouts"), sample) for n in range(5) for sample in range(2)]
+    assert texts(run_scripts(ask))[:3] == ["Q0", "Q0", "Q1"]
+    assert len(own.asked) == 10 and own.asked[0].max_new_tokens == 5
+    [again] = run_scripts([script(asked("q3", "shouts"), 1)])
+    assert again.cached and len(own.asked) == 10
+    [heard] = run_scripts([script(asked("q", "shouts", logit_bias={1: 2}))])
+    assert "shouts: logit_bias is not supported" in str(heard)
+    [heard] = run_scripts([script(asked([{"type": "text", "text": "hi"}], "shouts"))])
+    assert "accepts text only" in str(heard)
+    Config.models["wrong"] = object()
+    [heard] = run_scripts([script(asked("q", "wrong"))])
+    assert isinstance(heard, InvalidArgument) and "must be a swarm.models.base.Model" in str(heard)
+
+
+def test_models_of_ones_own_that_are_made_otherwise_are_others() -> None:
+    class Says(Model):
+        def __init__(self, word: str) -> None:
+            self.word = word
+
+        def generate(self, requests: Sequence[Request]) -> list[Completion]:
+            """The word."""
+            return [Completion(self.word)] * len(requests)
+
+    for word in ("one", "two"):
+        Config.models = {"own": Says(word)}
+        assert texts(run_scripts([script(asked(model="own"))])) == [word]
+
+
+def test_functions_and_consortia_are_models_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(searches.HELPERS)
+    [heard] = run_scripts([script(asked("hi", "function/fake_models:function"))])
+    assert heard.text == "user: hi"
+    [heard] = run_scripts([script(asked("hi", "local/no-such-expert"))])
+    assert isinstance(heard, UserError) and "no-such-expert" in str(heard)
+
+
+def test_the_key_is_written_nowhere(settings: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def answer(request: endpoints.Asked) -> endpoints.Reply:
+        assert request.headers["Authorization"] == f"Bearer {KEY}"
+        return endpoints.chat(f"your key is {KEY}")
+
+    Config.verbose = True
+    with compare_endpoint.endpoint(answer):
+        heard = run_scripts([script(asked())])
+        print(heard, Config.client_for_model("small"), repr(Config.client_cache))
+        Config.client_for_model("small")
+    assert KEY.encode() not in b"".join(file.read_bytes() for file in settings.glob("*"))
+    assert KEY not in "".join(capfd.readouterr())
+    assert "***" in heard[0].text
+
+
+def test_runner_gives_texts_and_what_was_sent(capsys: pytest.CaptureFixture[str]) -> None:
+    def params(text: str) -> dict[str, object]:
+        return {"messages": [{"role": "user", "content": text}], "temperature": 0.5}
+
+    with compare_endpoint.endpoint() as server:
+        runner = Runner("small")
+        text, sent = runner.get_text(params("hello"))
+        assert text == "so: hello"
+        assert sent == {"timeout": 60, "model": "small", **params("hello")}
+        assert server.asked[-1].body == {"model": "small", **params("hello")}
+        many = [{"params": params(one), "_number": n} for n, one in enumerate(("a", "bad", "c"))]
+        came = runner.get_many(runner.get_text, many)
+        found = {given["_number"]: said for given, said in came}
+        assert found[0][0] == "so: a" and found[1] == (None, {}) and found[2][0] == "so: c"
+        assert "I do not answer that" in capsys.readouterr().err
+        ordered = runner.get_many(lambda a: (a, {}), [{"a": n} for n in range(9)], in_order=True)
+        assert [said for _, (said, _) in ordered] == list(range(9))
+        with pytest.raises(UserError, match="I do not answer that"):
+            runner.get_text(params("bad"))
+        with pytest.raises(InvalidArgument, match="messages"):
+            runner.get_text({"temperature": 1})
+
+
+def test_an_adapter_that_asks_models_does_not_wait_for_itself() -> None:
+    def asks(params: dict[str, Any], model: str) -> dict[str, Any]:
+        hi = [{"role": "user", "content": "hi"}]
+        return {**params, "user": Runner("other").get_text({"messages": hi})[0]}
+
+    ModelAdapter.register(lambda model: model == "small", asks)
+    judge = {"type": "free_form_judge", "model": "small", "paraphrases": ["{answer}?"]}
+    with compare_endpoint.endpoint() as server:
+        plain = Question.create(type="free_form", paraphrases=["a"])
+        assert list(plain.df({"g": ["small"]}).answer) == ["so: a"]
+        assert server.asked[-1].body["user"] == "so: hi"
+        judged = Question.create(type="free_form", paraphrases=["b"], judges={"so": judge})
+        assert "cannot query models" in judged.df({"g": ["big"]}).error[0]
+
+
+def together(request: endpoints.Asked) -> endpoints.Reply:
+    """As many answers as are asked for."""
+    reply = repeats(request)
+    choices = reply.body["choices"] * request.body.get("n", 1)
+    return endpoints.Reply({**reply.body, "choices": choices})
+
+
+def test_samples_that_are_counted_are_asked_for_together() -> None:
+    """The prompt is paid once; what is kept is not asked for again, and one by one where `n` is
+    not known, or is refused."""
+
+    def probabilities(count: int) -> None:
+        calls = [
+            {"params": {"messages": [{"role": "user", "content": f"q{n}"}]}, "num_samples": count}
+            for n in range(8)
+        ]
+        runner = Runner("small")
+        found = {tuple(said[0]) for _, said in runner.get_many(runner.sample_probs, calls)}
+        assert found == {(f"so: q{n}",) for n in range(8)}
+
+    with compare_endpoint.endpoint(together) as server:
+        probabilities(7)
+        assert [one.body["n"] for one in server.asked] == [7] * 8
+        probabilities(9)
+        assert [one.body["n"] for one in server.asked[8:]] == [2] * 8
+    with compare_endpoint.endpoint() as server:
+        probabilities(7)
+        assert len(server.asked) == 56, "an endpoint that gives one answer, whatever n is"
+
+    def refusing(request: endpoints.Asked) -> endpoints.Reply:
+        if "n" in request.body:
+            return endpoints.Reply({"error": {"message": "n must be 1"}}, 400)
+        return repeats(request)
+
+    with compare_endpoint.endpoint(refusing) as server:
+        probabilities(3)
+        assert 24 < len(server.asked) <= 32
+
+
+def free_form(*paraphrases: Any, **more: Any) -> FreeForm:
+    """A question in free form."""
+    return Question.create(type="free_form", paraphrases=list(paraphrases), **more)
+
+
+def test_a_row_for_each_group_model_paraphrase_and_sample_in_order() -> None:
+    question = free_form("one", "two", samples_per_paraphrase=3, system="Be brief.")
+    with compare_endpoint.endpoint() as server:
+        df = question.df({"b": ["m2", "m1"], "a": ["m1"]})
+        assert len(server.asked) == 12, "a model in two groups is asked once"
+        body = next(one.body for one in server.asked if one.body["model"] == "m2")
+    assert list(df.columns) == COLUMNS
+    assert list(df.group) == ["b"] * 12 + ["a"] * 6
+    assert list(df.model) == ["m2"] * 6 + ["m1"] * 12
+    assert list(df.paraphrase_ix) == [0, 0, 0, 1, 1, 1] * 3
+    assert list(df.question) == ["one"] * 3 + ["two"] * 3 + list(df.question[:6]) * 2
+    assert list(df.answer) == ["so: " + one for one in df.question]
+    assert df.error.isna().all()
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one"}]
+    assert body == {"model": "m2", "messages": turns, "temperature": 1, "max_tokens": 1024}
+    assert df.api_kwargs[0] == {"timeout": 60, **body}
+    assert KEY not in df.to_json()
+
+
+def test_more_samples_models_and_paraphrases_ask_what_is_new() -> None:
+    with compare_endpoint.endpoint() as server:
+
+        def asks(groups: Mapping[str, Sequence[str]], *said: str, samples: int) -> int:
+            before = len(server.asked)
+            free_form(*said, samples_per_paraphrase=samples).df(groups)
+            return len(server.asked) - before
+
+        assert asks({"g": ["m1"]}, "one", "two", samples=3) == 6
+        assert asks({"g": ["m1"]}, "one", "two", samples=4) == 2
+        assert asks({"g": ["m1"]}, "zero", "one", "two", samples=4) == 4
+        assert asks({"g": ["m1", "m2"]}, "one", samples=4) == 4
+        assert asks({"g": ["m1", "m2"]}, "one", samples=2) == 0
+
+
+def test_a_paraphrase_that_is_there_twice_has_samples_of_its_own() -> None:
+    numbers = iter(range(100))
+    with compare_endpoint.endpoint(lambda asked: endpoints.chat(str(next(numbers)))):
+        df = free_form("x", "x", samples_per_paraphrase=2).df({"g": ["m"]})
+    assert sorted(df.answer) == ["0", "1", "2", "3"]
+
+
+def test_failures_are_rows_and_are_told_and_asked_again(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    question = free_form("good", "bad", samples_per_paraphrase=2)
+    with compare_endpoint.endpoint() as server:
+        df = question.df({"g": ["m1", "m2"]})
+        question.df({"g": ["m1", "m2"]})
+        assert server.texts().count("bad") == 8
+        assert server.texts().count("good") == 4
+    assert list(df.answer[df.question == "good"]) == ["so: good"] * 4
+    assert list(df.error[df.question == "good"]) == [None] * 4
+    assert df.answer[df.question == "bad"].isna().all()
+    assert all("I do not answer that" in one for one in df.error[df.question == "bad"])
+    told = capsys.readouterr().err.splitlines()
+    assert [line[: line.index(" have")] for line in told[:2]] == [
+        *("question __unnamed, model m1: 2 of 4 rows", "question __unnamed, model m2: 2 of 4 rows")
+    ]
+    assert "I do not answer that" in told[0]
+
+
+def test_details_tell_a_refusal_from_an_empty_answer() -> None:
+    def answer(asked: endpoints.Asked) -> endpoints.Reply:
+        if asked.body["model"] == "refuses":
+            return endpoints.chat(None, refusal="I cannot help with that.")
+        return endpoints.chat("", prompt=7, new=1, reasoning="Nothing to say.")
+
+    with compare_endpoint.endpoint(answer):
+        df = free_form("x").df({"g": ["empty", "refuses"]}, details=True)
+        again = free_form("x").df({"g": ["empty", "refuses"]}, details=True)
+    assert list(df.answer) == ["", ""]
+    assert list(df.finish) == ["stop", "refusal"]
+    assert list(df.columns) == [
+        *COLUMNS,
+        *("sample", "finish", "reasoning", "prompt_tokens", "new_tokens"),
+        *("seconds", "cost", "cached"),
+    ]
+    first = df.loc[0]
+    assert (first.reasoning, first.prompt_tokens, first.new_tokens) == ("Nothing to say.", 7, 1)
+    assert (list(df.cached), list(again.cached)) == ([False, False], [True, True])
+    assert df.cached.dtype == bool
+
+
+def test_what_a_model_answered_is_forgotten() -> None:
+    question = free_form("x", "y", samples_per_paraphrase=3)
+    with compare_endpoint.endpoint() as server:
+        question.df({"g": ["m1", "m2"]})
+        fewer = free_form("x", "y")
+        assert fewer.clear_cache("m1"), "earlier runs had more samples"
+        assert not question.clear_cache("m1")
+        question.df({"g": ["m1", "m2"]})
+        assert len(server.asked) == 18
+
+
+def test_results_are_the_rows_of_a_model() -> None:
+    with compare_endpoint.endpoint() as server:
+        question = free_form("a", "b", samples_per_paraphrase=2)
+        first, second = question.get_results(["m2", "m1"])
+        assert (first.model, second.model, len(server.asked)) == ("m2", "m1", 8)
+        assert [(row["paraphrase_ix"], row["answer"]) for row in first.data] == [
+            *[(0, "so: a")] * 2,
+            *[(1, "so: b")] * 2,
+        ]
+        assert first.question is question and first.data[3]["question"] == "b"
+        assert first.data[0]["error"] is None and first.data[0]["api_kwargs"]["model"] == "m2"
+        assert question.get_results(["m1"]) == [second] and len(server.asked) == 8
+        assert question.many_models_execute(["m1"]) == [second] and len(server.asked) == 12
+        assert list(question.df({"g": ["m1", "m2"]})["error"]) == [None] * 8
+        assert len(server.asked) == 12 and question.get_results([]) == []
+        for wrong in (["m1", "m1"], "m1", [3]):
+            with pytest.raises(InvalidArgument):
+                question.get_results(wrong)
+    [failed] = question.many_models_execute(["m1"])
+    assert [row["answer"] for row in failed.data] == [None] * 4 and failed.data[0]["error"]
+
+
+def asks(judges: Any, *paraphrases: Any, **more: Any) -> Any:
+    """A question with judges."""
+    said = list(paraphrases or ["one", "two"])
+    return Question.create(type="free_form", paraphrases=said, judges=judges, **more)
+
+
+def likely(chances: dict[str, float]) -> endpoints.Reply:
+    """One token with its likeliest alternatives."""
+    top = [{"token": text, "logprob": math.log(p)} for text, p in chances.items()]
+    first = {**top[0], "top_logprobs": top}
+    choice = {
+        "message": {"content": top[0]["token"]},
+        "finish_reason": "stop",
+        "logprobs": {"content": [first]},
+    }
+    return endpoints.Reply({"choices": [choice]})
+
+
+def answer(asked: endpoints.Asked) -> endpoints.Reply:
+    """Models say the length of what they are asked, judges what they are asked."""
+    said = asked.body["messages"][-1]["content"]
+    if asked.body["model"] == "rater":
+        return likely({"80": 0.6, "20": 0.2, "no": 0.2})
+    if asked.body["model"] == "judge":
+        return endpoints.chat(f"<{said}>")
+    if "bad" in said:
+        return endpoints.Reply({"error": {"message": "not that"}}, 400)
+    return endpoints.chat(f"{len(said)} letters")
+
+
+def test_judges_are_columns() -> None:
+    question = asks({"so": BOTH, "score": RATING}, samples_per_paraphrase=2)
+    with compare_endpoint.endpoint(answer) as server:
+        df = question.df({"g": ["m1", "m2"]})
+        asked = len(server.asked)
+        again = question.df({"g": ["m1", "m2"]})
+        assert len(server.asked) == asked
+    assert list(df.columns) == [
+        *("model", "group", "answer", "so", "score", "question", "api_kwargs", "paraphrase_ix"),
+        *("so_question", "score_question", "score_raw_answer", "score_probs", "error"),
+    ]
+    assert asked == 8 + 2 + 1, "one for each question and answer, one for each answer"
+    assert list(df.so[:3]) == ["<Asked one, said 3 letters.>"] * 2 + [
+        "<Asked two, said 3 letters.>"
+    ]
+    assert list(df.so_question[:1]) == ["Asked one, said 3 letters."]
+    assert df.score.tolist() == pytest.approx([65.0] * 8)
+    assert df.score_raw_answer[0] == pytest.approx({"80": 0.6, "20": 0.2, "no": 0.2})
+    assert df.score_probs[0] == pytest.approx({80: 0.75, 20: 0.25})
+    pd.testing.assert_frame_equal(df, again)
+
+
+def test_a_new_judge_or_range_asks_the_judge_alone() -> None:
+    with compare_endpoint.endpoint(answer) as server:
+        asks(None).df({"g": ["m"]})
+        assert len(server.asked) == 2
+        df = asks({"score": RATING}).df({"g": ["m"]})
+        assert [one.body["model"] for one in server.asked[2:]] == ["rater"]
+        narrow = {**RATING, "max_rating": 50 + 50, "min_rating": 50}
+        assert asks({"score": narrow}).df({"g": ["m"]}).score[0] == pytest.approx(80)
+        assert df.score[0] == pytest.approx(65)
+        assert len(server.asked) == 3, "the range is no part of what is asked"
+
+
+def test_prompts_that_coincide_keep_all_rows() -> None:
+    """("ab", "c") and ("a", "bc") are the same text to this judge."""
+    judge = {**TEXT, "paraphrases": ["{question}{answer}"]}
+    said = {"ab": "c", "a": "bc"}
+
+    def reply(asked: endpoints.Asked) -> endpoints.Reply:
+        return endpoints.chat(said.get(asked.body["messages"][-1]["content"], "yes"))
+
+    with compare_endpoint.endpoint(reply) as server:
+        df = asks({"so": judge}, "ab", "a").df({"g": ["m"]})
+        assert len(server.asked) == 3
+    assert list(df.so) == ["yes", "yes"]
+    assert list(df.so_question) == ["abc", "abc"]
+
+
+def test_a_failed_answer_is_not_judged_and_a_failed_judgement_is_told() -> None:
+    def reply(asked: endpoints.Asked) -> endpoints.Reply:
+        if asked.body["model"] == "rater":
+            return endpoints.Reply({"error": {"message": "too busy judging"}}, 400)
+        return answer(asked)
+
+    question = asks({"so": TEXT, "score": RATING}, "good", "bad")
+    with compare_endpoint.endpoint(reply) as server:
+        df = question.df({"g": ["m"]})
+        assert [one.body["model"] for one in server.asked].count("judge") == 1
+        assert df.answer[0] == "4 letters"
+        assert df.so[0] == "<Is it so? 4 letters>"
+        assert pd.isna(df.score[0])
+        assert df.score_probs[0] is None
+        assert "judge score: " in df.error[0]
+        assert "too busy judging" in df.error[0]
+        assert (df.answer[1], df.so[1], df.so_question[1]) == (None, None, None)
+        assert "not that" in df.error[1]
+        assert "judge" not in df.error[1]
+        assert question.judges["score"].get_cache().empty, "a failure is not kept"
+        server.answer = answer
+        assert question.df({"g": ["m"]}).score[0] == pytest.approx(65), "it is asked again"
+
+
+def test_answers_stream_into_their_judges() -> None:
+    """The first answer is judged while the last is not there yet."""
+    judged_first = threading.Event()
+
+    def reply(asked: endpoints.Asked) -> endpoints.Reply:
+        said = asked.body["messages"][-1]["content"]
+        if asked.body["model"] == "judge":
+            judged_first.set()
+        elif said == "slow":
+            assert judged_first.wait(10)
+        return answer(asked)
+
+    with compare_endpoint.endpoint(reply):
+        df = asks({"so": TEXT}, "fast one", "slow").df({"g": ["m"]})
+    assert df.error.isna().all()
+
+
+def test_what_is_kept_of_judges_is_listed() -> None:
+    question = asks({"so": BOTH, "score": RATING, "short": TEXT}, "one", "three")
+    with compare_endpoint.endpoint(answer) as server:
+        question.df({"g": ["m"]})
+        asked = len(server.asked)
+        so, score, short = (judge.get_cache() for judge in question.judges.values())
+        assert len(server.asked) == asked
+    assert list(so.columns) == ["question", "answer", "judge_question", "judge_answer"]
+    assert so.values.tolist() == [
+        ["one", "3 letters", "Asked one, said 3 letters.", "<Asked one, said 3 letters.>"],
+        ["three", "5 letters", "Asked three, said 5 letters.", "<Asked three, said 5 letters.>"],
+    ]
+    assert list(score.columns) == [*so.columns, "judge_raw_answer"]
+    assert score.question.isna().all()
+    assert score.judge_answer.tolist() == pytest.approx([65.0, 65.0])
+    assert score.judge_raw_answer[0] == pytest.approx({"80": 0.6, "20": 0.2, "no": 0.2})
+    assert list(short.judge_answer) == ["<Is it so? 3 letters>", "<Is it so? 5 letters>"]
+    assert FreeFormJudge(model="other", paraphrases=["{answer}"]).get_cache().empty
+
+
+def test_judgements_are_forgotten_where_that_is_wanted() -> None:
+    question = asks({"so": BOTH, "score": RATING})
+    with compare_endpoint.endpoint(answer) as server:
+        question.df({"g": ["m"]})
+        assert len(server.asked) == 5
+        assert question.clear_cache("m")
+        question.df({"g": ["m"]})
+        assert len(server.asked) == 7, "the judges' answers stayed"
+        assert question.clear_cache("m", judges=True)
+        assert question.judges["so"].get_cache().empty
+        question.df({"g": ["m"]})
+        assert len(server.asked) == 12
+
+
+def has(*models: str) -> Any:
+    """An endpoint's answers, that has these models alone."""
+
+    def answer(request: endpoints.Asked) -> endpoints.Reply:
+        if request.body["model"] in models:
+            return repeats(request)
+        return endpoints.Reply({"error": {"message": "no such model"}}, 404)
+
+    return answer
+
+
+@contextmanager
+def several(**models: tuple[str, ...]) -> Iterator[dict[str, endpoints.Endpoint]]:
+    """An endpoint by the name of each variable, with its models; all are known."""
+    with ExitStack() as stack:
+        running = {
+            name: stack.enter_context(endpoints.endpoint(has(*there)))
+            for name, there in models.items()
+        }
+        Config.url_key_pairs = [(one.url, f"{KEY}-{name}", name) for name, one in running.items()]
+        yield running
+
+
+@contextmanager
+def models(folder: Path, answer: Any) -> Iterator[endpoints.Endpoint]:
+    """An endpoint that has every model, and a cache of its own."""
+    with endpoints.endpoint(answer) as server:
+        pairs = [(server.url, "key", "OPENAI_API_KEY")]
+        with Config.override(url_key_pairs=pairs, cache_dir=str(folder)):
+            yield server
+
+
+def test_the_lowest_variable_that_works_is_taken() -> None:
+    with several(B_KEY=("m", "n"), A_KEY_1=("m",), A_KEY=("other",)) as there:
+        assert Config.client_for_model("m").base_url == there["A_KEY_1"].url
+        assert Config.client_for_model("n").variable == "B_KEY"
+        assert [len(one.asked) for one in there.values()] == [2, 2, 2]
+        heard = run_scripts([script(asked(f"q{n}", "m")) for n in range(5)])
+        assert heard[4].text == "so: q4"
+        assert [len(one.asked) for one in there.values()] == [2, 7, 2]
+
+
+def test_what_was_found_is_remembered_by_later_processes() -> None:
+    with several(A_KEY=("other",), B_KEY=("m",)) as there:
+        assert Config.client_for_model("m").variable == "B_KEY"
+        pairs, folder = Config.url_key_pairs, Config.cache_dir
+        Config.reset()
+        Config.url_key_pairs, Config.cache_dir = pairs, folder
+        assert Config.client_for_model("m").variable == "B_KEY"
+        assert [len(one.asked) for one in there.values()] == [1, 1]
+
+
+def test_a_model_that_has_moved_is_looked_for_again() -> None:
+    with several(A_KEY=("m",), B_KEY=()) as there:
+        run_scripts([script(asked("q0", "m"))])
+        there["A_KEY"].answer, there["B_KEY"].answer = has(), has("m")
+        [first] = run_scripts([script(asked("q1", "m"))])
+        [second] = run_scripts([script(asked("q1", "m"))])
+        assert isinstance(first, UserError) and second.text == "so: q1"
+
+
+def test_the_only_place_that_is_possible_is_not_asked_before() -> None:
+    with several(A_KEY=("m",)) as there:
+        run_scripts([script(asked("q", "m"))])
+        assert there["A_KEY"].texts() == ["q"]
+
+
+def test_the_same_name_elsewhere_is_another_model() -> None:
+    with several(A_KEY=("m",)) as there:
+        run_scripts([script(asked("q", "m"))])
+        with several(A_KEY=("m",)) as other:
+            run_scripts([script(asked("q", "m"))])
+            assert len(there["A_KEY"].asked) == len(other["A_KEY"].asked) == 1
+
+
+def test_a_provider_by_name_is_asked_where_no_router_may_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with endpoints.endpoint(has("small")) as server:
+        file = tmp_path / "providers.yaml"
+        file.write_text(f"house: {{base_url: '{server.url}', api_key_env: null}}")
+        monkeypatch.setenv("MODEL_SWARMS_PROVIDERS", str(file))
+        _load_providers.cache_clear()
+        Config.url_key_pairs = [("https://api.openai.com/v1", "key", "OPENAI_API_KEY")]
+        [heard] = run_scripts([script(asked("hi", "house/small"))])
+        _load_providers.cache_clear()
+        assert heard.text == "so: hi"
+        assert server.asked[0].body["model"] == "small"
+
+
+def test_a_client_tells_its_place_and_not_its_key() -> None:
+    with several(A_KEY=("m",)) as there:
+        client = Config.client_for_model("m")
+        assert client.api_key == f"{KEY}-A_KEY" and KEY not in repr(client)
+        said = client.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "hi"}]
+        )
+        assert said.choices[0].message.content == "so: hi"
+        headers = {k.lower(): value for k, value in there["A_KEY"].asked[-1].headers.items()}
+        assert headers["authorization"] == f"Bearer {KEY}-A_KEY"
+
+
+def test_the_data_frame_of_ratings(tmp_path: Path) -> None:
+    rater = distribution_model.Rater({"85": 0.5, "75": 0.4, "No": 0.1})
+    question = Question.create(
+        type="rating", paraphrases=["How good is it?", "And now?"], samples_per_paraphrase=2
+    )
+    with models(tmp_path, rater) as server:
+        df = question.df({"a": ["m"], "b": ["m"]})
+        asked = len(server.asked)
+        other = Question.create(
+            type="rating",
+            paraphrases=["How good is it?", "And now?"],
+            samples_per_paraphrase=2,
+            min_rating=80,
+            refusal_threshold=0.2,
+        )
+        narrow = other.df({"a": ["m"]})
+        assert len(server.asked) == asked
+    assert list(df) == [
+        "model",
+        "group",
+        "answer",
+        "raw_answer",
+        "probs",
+        "question",
+        "api_kwargs",
+        "paraphrase_ix",
+        "refused",
+        "unseen",
+        "error",
+    ]
+    assert len(df) == 8 and df.error.isna().all()
+    assert df.answer.tolist() == pytest.approx([(85 * 0.5 + 75 * 0.4) / 0.9] * 8)
+    assert df.refused.tolist() == pytest.approx([0.1] * 8)
+    assert df.api_kwargs[0]["max_tokens"] == 6 and df.api_kwargs[0]["top_logprobs"] == 20
+    assert narrow.answer.isna().all()
+
+
+RANGES = [(1, 5), (0, 10), (0, 100), (-100, 100), (0, 1000), (-1000, 10_000)]
+
+
+def test_a_changed_range_asks_nothing_again(tmp_path: Path) -> None:
+    judged = {"type": "rating_judge", "model": "j", "paraphrases": ["Rate {answer}"]}
+    with models(tmp_path, distribution_model.Rater({"4": 0.6, "3": 0.4}, split=False)) as server:
+        for low, high in RANGES:
+            bounds = {"min_rating": low, "max_rating": high}
+            rating = Question.create(type="rating", paraphrases=["How good is it?"], **bounds)
+            assert rating.df({"a": ["m"]}).answer.tolist() == pytest.approx([3.6])
+            free = Question.create(
+                type="free_form", paraphrases=["Hi"], max_tokens=9, judges={"j": judged | bounds}
+            )
+            assert free.df({"a": ["m"]}).j.tolist() == pytest.approx([3.6])
+            if low == 1:
+                asked = len(server.asked)
+        # A range of several digits looks once whether the tokeniser splits them.
+        assert len(server.asked) - asked <= 2 * 3
+        longer = len(server.asked)
+        for low, high in RANGES:
+            bounds = {"min_rating": low, "max_rating": high}
+            Question.create(type="rating", paraphrases=["How good is it?"], **bounds).df(
+                {"a": ["m"]}
+            )
+        assert len(server.asked) == longer
+
+
+def test_a_provider_without_log_probabilities(tmp_path: Path) -> None:
+    rater = distribution_model.Rater({"heads": 0.7, "tails": 0.3})
+
+    def answer(asked: endpoints.Asked) -> endpoints.Reply:
+        if "logprobs" not in asked.body:
+            return rater(asked)
+        if asked.body["model"] == "refuses":
+            return endpoints.Reply({"error": {"message": "logprobs are not supported"}}, 400)
+        return endpoints.Reply(rater.body({**asked.body, "logprobs": False}))
+
+    how = {"type": "next_token", "paraphrases": ["Heads or tails?"]}
+    with models(tmp_path, answer) as server:
+        df = Question.create(**how).df({"a": ["refuses", "ignores"]})
+        counted = Question.create(**how, estimate_by_sampling=20).df({"a": ["refuses"]})
+        assert len(server.asked) == 24, "of those that lack them two are repeated"
+    assert df.answer.isna().all()
+    for model, error in zip(df.model, df.error, strict=True):
+        assert model in error and server.url in error and "estimate_by_sampling=True" in error
+        assert KEY not in error
+    assert "logprobs are not supported" in df.error[0]
+    assert list(counted)[-4:] == ["unseen", "low", "high", "error"]
+    row = counted.iloc[0]
+    assert set(row.answer) == {"heads", "tails"} and row.unseen == 0
+    assert all(row.low[token] < p < row.high[token] for token, p in row.answer.items())
+    assert row.api_kwargs["temperature"] == 1 and row.api_kwargs["max_tokens"] == 1

@@ -209,11 +209,8 @@ def jobs(filters: Sequence[str], data_dir: str) -> None:
     metavar="VARIABLE",
     help="Environment variable with the key.",
 )
-@click.option("--blocking", is_flag=True, help="Wait until the job has ended.")
 @data_dir
-def create(
-    file: str, base_model: str, api_key_env: str, blocking: bool, data_dir: str, **options: Any
-) -> int:
+def create(file: str, base_model: str, api_key_env: str, data_dir: str, **options: Any) -> int:
     """Start a fine-tuning job.
 
     \b
@@ -234,7 +231,7 @@ def create(
             with suppress(ValueError):  # refused by the parameters, which say what is allowed
                 given[name] = kind(given[name])
     params = OpenaiTrainingParams(api_key=key, file_name=file, base_model=base_model, **given)
-    return 0 if FinetuningManager(data_dir).create_job(params, blocking=blocking) else 1
+    return 0 if FinetuningManager(data_dir).create_job(params) else 1
 
 
 @finetune.command()

@@ -151,14 +151,13 @@ class CompareConfig(BaseModel):
     def client_for_model(self, model: str) -> "EndpointClient":
         """Return the endpoint of a model.
 
-        An endpoint that was found before is remembered across processes. Otherwise a single token
-        is requested from every candidate, and of those that answer the one with the lowest variable
-        name is used.
+        Of several that may have it, each is asked for a single token, and the one with the lowest
+        variable name that answers is used and remembered across processes.
 
         Raises:
             NoClientForModel: No endpoint has the model.
         """
-        return ENDPOINT_INDEX.find_client(model, certain=True)
+        return ENDPOINT_INDEX.find_client(model)
 
     @contextmanager
     def override(self, **values: Any) -> Iterator[None]:
@@ -296,11 +295,6 @@ def _run_statement(statement: str, values: tuple[Any, ...]) -> list[Any]:
     return open_answer_cache().run(work)
 
 
-def _endpoints_as_json(endpoints: Sequence[EndpointPair]) -> str:
-    """Return the endpoints without their keys."""
-    return json.dumps([(url, variable) for url, _, variable in endpoints])
-
-
 MODEL_NAME_PATTERNS = {
     "api.openai.com": re.compile(r"(?!tinker:)[^/]+"),
     "api.anthropic.com": re.compile(r"claude[^/]*"),
@@ -334,89 +328,60 @@ class EndpointIndex:
 
     def __init__(self) -> None:
         self.found: dict[str, EndpointClient | NoClientForModel] = {}
-        self._certain: set[str] = set()
         self._seen: list[EndpointPair] | None = None
-        self._lock, self._locks = threading.Lock(), dict[str, threading.Lock]()
+        self._lock = threading.RLock()
 
     def clear_all(self) -> None:
         """Clear the index of this process; endpoints stored by earlier processes remain."""
         self._seen = None
         self.found.clear()
-        self._certain.clear()
 
-    def find_client(self, model: str, certain: bool = False) -> EndpointClient:
+    def find_client(self, model: str) -> EndpointClient:
         """Return the endpoint of a model.
-
-        Args:
-            model: Name of the model.
-            certain: Probe even a single candidate; otherwise its first request decides.
 
         Raises:
             NoClientForModel: No endpoint has the model.
         """
         if model.partition("/")[0] in (*LOCAL_PREFIXES, *FOLDER_PREFIXES):
             raise NoClientForModel(f"{model}: runs in this process, not at an endpoint")
-        with self._lock:
-            lock = self._locks.setdefault(model, threading.Lock())
-        with lock:  # several threads may look for one model
-            pairs = self._refresh_pairs()
-            previous = self.found.get(model)
-            failed = isinstance(previous, NoClientForModel) and not previous.lasting
-            if previous is None or failed or (certain and model not in self._certain):
-                self.found[model] = self._search_model(model, pairs, certain)
-            found = self.found[model]
-        if isinstance(found, NoClientForModel):
-            raise found
-        return found
-
-    def mark_confirmed(self, model: str) -> None:
-        """Store that the model has answered at its endpoint."""
-        found = self.found.get(model)
-        if model not in self._certain and isinstance(found, EndpointClient):
-            pairs = self._refresh_pairs()
-            self._save(model, [p for p in pairs if may_host_model(p[0], model)], found)
-
-    def mark_missing(self, model: str) -> None:
-        """Forget the endpoint of a model, so that it is searched again."""
-        self.found.pop(model, None)
-        self._certain.discard(model)
-        _run_statement("DELETE FROM places WHERE model = ?", (model,))
-
-    def _save(self, model: str, endpoints: Sequence[EndpointPair], client: EndpointClient) -> None:
-        self._certain.add(model)
-        among = _endpoints_as_json(endpoints)
-        row = (model, among, client.base_url, client.variable, time.time())
-        _run_statement("INSERT OR REPLACE INTO places VALUES (?, ?, ?, ?, ?)", row)
-
-    def _refresh_pairs(self) -> list[EndpointPair]:
-        """Return the pairs sorted by variable; the index is cleared if they have changed."""
         pairs = sorted(Config.url_key_pairs, key=lambda pair: pair[2])
         with self._lock:
             if pairs != self._seen:
                 self.clear_all()
                 self._seen = pairs
-        return pairs
+            found = self.found.get(model)
+        if found is None or (isinstance(found, NoClientForModel) and not found.lasting):
+            found = self.found[model] = self._search_model(model, pairs)
+        if isinstance(found, NoClientForModel):
+            raise found
+        return found
+
+    def forget(self, model: str) -> None:
+        """Forget the endpoint of a model, so that it is searched again."""
+        self.found.pop(model, None)
+        _run_statement("DELETE FROM places WHERE model = ?", (model,))
 
     def _search_model(
-        self, model: str, pairs: list[EndpointPair], certain: bool
+        self, model: str, pairs: Sequence[EndpointPair]
     ) -> EndpointClient | NoClientForModel:
         endpoints = [pair for pair in pairs if may_host_model(pair[0], model)]
-        if not endpoints:
-            return NoClientForModel(f"{model}: {_no_endpoint_message(pairs)}")
+        if len(endpoints) < 2:  # a single one shows by its first request whether it has the model
+            found = [EndpointClient(*pair) for pair in endpoints]
+            return found[0] if found else NoClientForModel(_no_endpoint_message(model, pairs))
+        # Without the keys.
+        among = json.dumps([(url, variable) for url, _, variable in endpoints])
         query = "SELECT url, variable FROM places WHERE model = ? AND among = ?"
-        rows = _run_statement(query, (model, _endpoints_as_json(endpoints)))
-        known = next((pair for pair in endpoints if (pair[0], pair[2]) in rows), None)
-        if known is not None:
-            self._certain.add(model)
-            return EndpointClient(*known)
-        if len(endpoints) == 1 and not certain:
-            return EndpointClient(*endpoints[0])
+        rows = _run_statement(query, (model, among))
+        for pair in endpoints:
+            if (pair[0], pair[2]) in rows:
+                return EndpointClient(*pair)
         with ThreadPoolExecutor(len(endpoints)) as threads:
             errors = list(threads.map(lambda pair: _probe_endpoint(model, pair), endpoints))
         for pair, error in zip(endpoints, errors, strict=True):
             if error is None:
-                self._save(model, endpoints, client := EndpointClient(*pair))
-                return client
+                row = (model, among, pair[0], pair[2], time.time())
+                _run_statement("INSERT OR REPLACE INTO places VALUES (?, ?, ?, ?, ?)", row)
+                return EndpointClient(*pair)
             if Config.verbose:
                 print(f"{pair[0]}, key of {pair[2]}: {error}", file=sys.stderr)
         missing = NoClientForModel(
@@ -466,15 +431,15 @@ def _probe_endpoint(model: str, pair: EndpointPair) -> UserError | None:
     return None
 
 
-def _no_endpoint_message(pairs: Sequence[EndpointPair]) -> str:
+def _no_endpoint_message(model: str, pairs: Sequence[EndpointPair]) -> str:
     """Explain why no endpoint can have a model."""
     if pairs:
         hosts = ", ".join(dict.fromkeys(urlsplit(pair[0]).netloc for pair in pairs))
         return (
-            f"no model at {hosts} can have this name; add a prefix, as in local/rooms or "
+            f"{model}: no model at {hosts} can have this name; add a prefix, as in local/rooms or "
             "PROVIDER/MODEL, or add an endpoint to Config.url_key_pairs"
         )
     return (
-        f"the model's location is unknown: set one of {', '.join(ENDPOINT_URLS)}, or "
+        f"{model}: the model's location is unknown: set one of {', '.join(ENDPOINT_URLS)}, or "
         "Config.url_key_pairs; or add a prefix, as in local/rooms, ollama/NAME or PROVIDER/MODEL"
     )

@@ -19,13 +19,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import is_color_like, to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from swarm._util.files import write_atomic
 from swarm._util.settings import Settings, parse_settings
 from swarm._util.terminal import pluralize
-from swarm.errors import InvalidArgument, UserError
+from swarm.errors import InvalidArgument
 from swarm.stats.answer_values import (
     OTHER_ANSWERS,
     UNSEEN_ANSWERS,
@@ -55,8 +54,6 @@ HATCHES = ("", "//", "..", "xx", "--", "\\\\", "oo", "++")
 
 LINE_STYLES = ("-", "--", ":", "-.")
 
-MARKERS = "osD^vP*X"
-
 FIXED_COLOURS = {OTHER_ANSWERS: "#9A9A9A", UNSEEN_ANSWERS: "#E8E8E8"}
 
 FONTS = (
@@ -69,7 +66,7 @@ MAX_ANSWERS = 14
 """Number of distinguished answers by default."""
 
 MIN_LABELLED_SHARE = 0.045
-"""A smaller share has no number in its segment, as it would not fit, and no interval beside it."""
+"""A smaller share has no number in its segment, as it would not fit."""
 
 MAX_LABEL_CHARS = 48
 """Maximum characters of a label; longer ones are truncated."""
@@ -93,7 +90,6 @@ class FigureOptions(Settings):
     selected_paraphrase: str | None = None
     filename: str | Path | None = None
     error_bars: bool = True
-    show: bool = False
 
 
 def parse_options(given: Mapping[str, Any]) -> FigureOptions:
@@ -144,11 +140,13 @@ def plot(
             coloured. `title`: by default a paraphrase and the number of others.
             `selected_paraphrase`: paraphrase in the title; by default the first. `filename`: file
             to save, .png, .svg or .pdf. `error_bars`: whether to draw 95 % intervals
-            (`swarm.stats.intervals.bootstrap_intervals`). `show`: whether to open a window; a
-            notebook displays the returned figure by itself.
+            (`swarm.stats.intervals.bootstrap_intervals`).
+
+    Returns:
+        The figure, which a notebook displays by itself.
 
     Raises:
-        UserError: An argument is invalid, or the figure cannot be saved or shown.
+        UserError: An argument is invalid, or the figure cannot be saved.
     """
     if answer_column is None:
         answer_column = "probs" if "probs" in df.columns else "answer"
@@ -210,34 +208,18 @@ def _draw_stacked_bars(
     values = values._replace(names=[values.names[k] for k in order], matrix=values.matrix[:, order])
     styles = assign_fill_styles(values.names, options.colors)
     fills = [styles[name] for name in values.names]
-    found = _intervals_by_category(values, by)
-    rows = _answers_with_intervals(found) if options.error_bars else []
-    count = len(values.categories)
-    height = max(5.4, len(rows) * (0.16 * count + 0.15) + 1.5)
-    figure, axes = _create_figure(3.4 + 1.2 * count, height, *([3.6] if rows else []))
-    for place, one in found.items():
-        _draw_bar(axes[0], place, one, fills)
-        if rows:
-            _draw_shares(axes[1], place, count, one, [(k, fills[k]) for k in rows])
-    _label_categories(axes[0], values, by)
-    axes[0].set_ylim(0, 1.02)
-    axes[0].yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    figure, axes = _create_figure(3.4 + 1.4 * len(values.categories), 5.4)
+    for place, found in _intervals_by_category(values, by).items():
+        _draw_bar(axes, place, found, fills, options.error_bars)
+    _label_categories(axes, values, by)
+    axes.set_ylim(0, 1.02)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     kind = "mean probability" if values.kind == "probabilities" else "share of answers"
-    axes[0].set_ylabel(kind)
+    axes.set_ylabel(kind)
     labels = shorten_labels(values.names)
-    patches = [fill.patch(label) for fill, label in zip(fills, labels, strict=True)]
-    _add_legend(axes[0], patches[::-1], column)
-    if rows:
-        names = shorten_labels([values.names[k] for k in rows], 24)
-        axes[1].set(yticks=range(len(rows)), yticklabels=names, xlim=(-0.02, 1.02))
-        axes[1].xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-        if count > 1:
-            points = [
-                Line2D([], [], ls="", color="#404040", label=label, **_marker(place))
-                for place, label in enumerate(shorten_labels(values.categories, 24))
-            ]
-            _add_legend(axes[1], points, by)
-    note = "Right: each share with its 95 % interval." if rows else ""
+    patches = [Patch(label=one, **fill.look) for fill, one in zip(fills, labels, strict=True)]
+    _add_legend(axes, patches[::-1], column)
+    note = "In brackets: 95 % intervals, in percent." if options.error_bars else ""
     return _finish_figure(figure, df, options, note)
 
 
@@ -252,14 +234,6 @@ def _intervals_by_category(values: AnswerMatrix, by: str) -> dict[int, ColumnInt
     return found
 
 
-def _answers_with_intervals(found: Mapping[int, ColumnIntervals]) -> list[int]:
-    """Return the answers whose intervals are drawn: those with a labelled share anywhere."""
-    known = [one.center for one in found.values() if not np.isnan(one.low).all()]
-    if not known:
-        return []
-    return [int(k) for k in np.flatnonzero(np.max(known, axis=0) >= MIN_LABELLED_SHARE)]
-
-
 class FillStyle(NamedTuple):
     """A matplotlib colour and a hatch, empty for none."""
 
@@ -272,46 +246,26 @@ class FillStyle(NamedTuple):
         edge = "#333333" if self.hatch else "white"
         return {"facecolor": self.colour, "hatch": self.hatch, "edgecolor": edge}
 
-    def patch(self, label: str) -> Patch:
-        """Return the key of a legend."""
-        return Patch(label=label, **self.look)
 
-
-def _draw_bar(axes: "Axes", place: int, found: ColumnIntervals, fills: Sequence[FillStyle]) -> None:
-    """Draw one category's segments from the bottom."""
+def _draw_bar(
+    axes: "Axes", place: int, found: ColumnIntervals, fills: Sequence[FillStyle], error_bars: bool
+) -> None:
+    """Draw one category's segments from the bottom, each with its share and interval."""
     bottom = 0.0
-    for share, fill in zip(map(float, found.center), fills, strict=True):
+    for k, fill in enumerate(fills):
+        share = float(found.center[k])
         if share <= 0:
             continue
-        axes.bar(place, share, 0.8, bottom, linewidth=0.8, **fill.look)
+        axes.bar(place, share, 0.85, bottom, linewidth=0.8, **fill.look)
         if share >= MIN_LABELLED_SHARE:
+            text = f"{share:.0%}"
+            if error_bars and np.isfinite(found.low[k]):
+                text += f" [{100 * found.low[k]:.0f}, {100 * found.high[k]:.0f}]"
             box = {"facecolor": fill.colour, "edgecolor": "none", "pad": 1.2}
-            look: dict[str, Any] = {"color": text_colour_on(fill.colour), "zorder": 6, "bbox": box}
+            look: dict[str, Any] = {"color": text_colour_on(fill.colour), "bbox": box}
             height = bottom + share / 2
-            axes.text(place, height, f"{share:.0%}", ha="center", va="center", fontsize=9, **look)
+            axes.text(place, height, text, ha="center", va="center", fontsize=8, zorder=6, **look)
         bottom += share
-
-
-def _marker(place: int) -> dict[str, Any]:
-    """Return the marker of a category; those of later ones are hollow."""
-    hollow = {"markerfacecolor": "white"} if place >= len(MARKERS) else {}
-    return {"marker": MARKERS[place % len(MARKERS)], "markersize": 5.5, **hollow}
-
-
-def _draw_shares(
-    axes: "Axes",
-    place: int,
-    count: int,
-    found: ColumnIntervals,
-    rows: Sequence[tuple[int, FillStyle]],
-) -> None:
-    """Draw one category's shares with their intervals, each in the row of its answer."""
-    shift = (0.5 - (place + 0.5) / count) * 0.8
-    for row, (k, fill) in enumerate(rows):
-        at = row + shift
-        axes.plot([found.low[k], found.high[k]], [at, at], color="#404040", linewidth=1.1)
-        look = {"markerfacecolor": fill.colour, "markeredgecolor": "#202020", **_marker(place)}
-        axes.plot([found.center[k]], [at], markeredgewidth=0.7, **look)
 
 
 def rating_cumulative_plot(
@@ -342,7 +296,7 @@ def rating_cumulative_plot(
             f"{len(values.categories)} lines are more than can be distinguished ({most}); give "
             "selected_categories"
         )
-    figure, [axes] = _create_figure(8.5, 5)
+    figure, axes = _create_figure(8.5, 5)
     for place, name in enumerate(values.categories):
         label = _category_label(values, place).replace("\n", ", ")
         colour = (chosen.colors or {}).get(name, COLOURS[place % len(COLOURS)])
@@ -396,7 +350,7 @@ def judge_scores(df: pd.DataFrame, score_column: str, **options: Any) -> Figure:
     if values.kind != "mean":
         raise InvalidArgument(f"score_column: {score_column} has no numbers; see plots.plot")
     styles = assign_fill_styles(values.categories, chosen.colors)
-    figure, [axes] = _create_figure(3 + 1.2 * len(values.categories), 5)
+    figure, axes = _create_figure(3 + 1.2 * len(values.categories), 5)
     for place, found in _intervals_by_category(values, by).items():
         scores = values.matrix[values.category == place, 0]
         _draw_box(axes, place, scores, styles[values.categories[place]])
@@ -472,7 +426,7 @@ def heatmap(
     if category_column == "paraphrase_ix" and "question" in df.columns:
         questions = df.drop_duplicates("paraphrase_ix").set_index("paraphrase_ix")["question"]
         names = [f"{ix}\n{shorten_label(questions[ix], 14)}" for ix in values.categories]
-    figure, [axes] = _create_figure(
+    figure, axes = _create_figure(
         3.4 + 0.75 * max(3, min(len(names), 30)), 1.9 + 0.45 * max(2, len(rows))
     )
     limits = {} if values.kind == "mean" else {"vmin": 0.0, "vmax": 1.0}
@@ -510,49 +464,33 @@ def _installed_fonts() -> list[str]:
     return [name for name in FONTS if name in installed]
 
 
-def _create_figure(*widths_and_height: float) -> tuple[NotebookFigure, Any]:
-    """Create a figure without matplotlib's global state (pyplot).
-
-    Args:
-        widths_and_height: Width of the first axes and height in inches, and widths of further axes
-            on its right.
-
-    Returns:
-        The figure and its axes.
-    """
-    width, height, *beside = widths_and_height
-    size = (min(60.0, width + sum(beside)), min(60.0, height))
+def _create_figure(width: float, height: float) -> tuple[NotebookFigure, Any]:
+    """Return a figure without matplotlib's global state (pyplot), and its axes; in inches."""
+    size = (min(60.0, width), min(60.0, height))
     figure = NotebookFigure(figsize=size, layout="constrained", dpi=110)
     FigureCanvasAgg(figure)
-    axes = figure.subplots(1, 1 + len(beside), squeeze=False, width_ratios=[width, *beside])[0]
-    for one in axes:
-        one.spines[["top", "right"]].set_visible(False)
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
     return figure, axes
 
 
 def _finish_figure(
     figure: NotebookFigure, df: pd.DataFrame, options: FigureOptions, note: str = ""
 ) -> NotebookFigure:
-    """Add title and note, then save and show the figure.
-
-    Raises:
-        UserError: It cannot be saved, or there is no display.
-    """
+    """Add title and note, then save the figure."""
     if title := build_title(df, options):
         figure.axes[0].set_title(title, fontsize=11, loc="left")
     if note:
         figure.supxlabel(note, fontsize=8, color="#404040", x=0.01, ha="left")
     if options.filename is not None:
         save_figure(figure, options.filename)
-    if options.show:
-        _open_window(figure)
     return figure
 
 
 def _empty_figure(values: AnswerMatrix, df: pd.DataFrame, options: FigureOptions) -> NotebookFigure:
     """Return a figure with a message that there is nothing to show, and why."""
     refused, errors = sum(values.refused.values()), sum(values.errors.values())
-    figure, [axes] = _create_figure(7, 3)
+    figure, axes = _create_figure(7, 3)
     axes.set_axis_off()
     message = f"No answers: {refused} refused or unreadable, {errors} failed."
     axes.text(0.5, 0.5, message, ha="center", va="center", transform=axes.transAxes)
@@ -691,19 +629,3 @@ def save_figure(figure: Figure, filename: str | Path) -> None:
     check_filename(filename)
     image = figure_to_bytes(figure, Path(filename).suffix[1:].lower())
     write_atomic(Path(filename).expanduser(), image)
-
-
-def _open_window(figure: Figure) -> None:
-    """Show a figure in a window, and wait until it is closed."""
-    import matplotlib
-    from matplotlib import pyplot
-
-    window = pyplot.figure(figsize=figure.get_size_inches())
-    try:
-        if matplotlib.get_backend().lower() in ("agg", "cairo", "pdf", "ps", "svg", "template"):
-            raise UserError("show: no display is available; give filename= to save the figure")
-        window.canvas.figure = figure
-        figure.set_canvas(window.canvas)
-        pyplot.show()
-    finally:
-        pyplot.close(window)

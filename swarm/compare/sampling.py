@@ -361,13 +361,9 @@ class ScriptRun(Sampler, Generic[T]):
         if self.before:
             self.before()
 
-    def on_first_answer(self, model: SampledModel) -> None:
-        """See `Sampler.on_first_answer`; the endpoint is remembered."""
-        ENDPOINT_INDEX.mark_confirmed(self._names[id(model)])
-
     def on_give_up(self, model: SampledModel, error: RequestError) -> None:
         """See `Sampler.on_give_up`: another endpoint may have the model, so search again later."""
-        ENDPOINT_INDEX.mark_missing(self._names[id(model)])
+        ENDPOINT_INDEX.forget(self._names[id(model)])
 
     def count_progress(self) -> tuple[int, int, int]:
         """Return the numbers of received answers, of requested answers, and of failures."""

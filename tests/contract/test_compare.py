@@ -1,4 +1,4 @@
-"""Questions to models behind an endpoint: rows, failures, judges, the cache, and where models are."""
+"""Questions to models behind endpoints: rows, failures, judges, the cache, where models are."""
 
 import math
 import threading
@@ -545,7 +545,7 @@ def test_what_is_kept_of_judges_is_listed() -> None:
     assert score.judge_answer.tolist() == pytest.approx([65.0, 65.0])
     assert score.judge_raw_answer[0] == pytest.approx({"80": 0.6, "20": 0.2, "no": 0.2})
     assert list(short.judge_answer) == ["<Is it so? 3 letters>", "<Is it so? 5 letters>"]
-    assert FreeFormJudge(model="other", paraphrases=["{answer}"]).get_cache().empty
+    assert Question.create(**{**TEXT, "model": "other"}).get_cache().empty
 
 
 def test_judgements_are_forgotten_where_that_is_wanted() -> None:

@@ -339,7 +339,6 @@ class FinetuningManager:
         data_dir: Folder of the database.
         api_keys: Keys beside those of OPENAI_API_KEY and OPENAI_API_KEY_*; never stored.
         timeout: Seconds for a server's response; a request is repeated twice.
-        poll_seconds: Seconds between two polls of a job with `blocking`.
     """
 
     def __init__(
@@ -348,27 +347,20 @@ class FinetuningManager:
         *,
         api_keys: Sequence[str] = (),
         timeout: float = 60.0,
-        poll_seconds: float = 30.0,
     ) -> None:
-        self.store = JobStore(data_dir)
-        self.timeout, self.poll_seconds = timeout, poll_seconds
+        self.store, self.timeout = JobStore(data_dir), timeout
         self._given = list(api_keys)
         self._dead: dict[str, ServerError] = {}
 
-    def create_job(self, params: OpenaiTrainingParams, *, blocking: bool = False) -> str | None:
+    def create_job(self, params: OpenaiTrainingParams) -> str | None:
         """Create a fine-tuning job, or resume an interrupted one with the same parameters.
 
-        Args:
-            params: Parameters of the job.
-            blocking: Wait until the job has ended.
-
         Returns:
-            The id of the job, or the new model's name with `blocking`; `None` if a file is invalid,
-                whose errors are printed.
+            The id of the job; `None` if a file is invalid, whose errors are printed.
 
         Raises:
             InvalidArgument: A file cannot be read, or another file has the same suffix.
-            UserError: The server rejects it or is unreachable; or a blocking job failed.
+            UserError: The server rejects it or is unreachable.
         """
         minimum = {params.file_name: MIN_EXAMPLES}
         if params.validation_file_name:
@@ -384,7 +376,7 @@ class FinetuningManager:
             job = self._prepare_job(params)
             self._submit_job(job)
         print(f"{job['suffix']}: {job['id']} on {job['base_model']}, {job['state']}")
-        return self._wait_for_job(job["id"]) if blocking else str(job["id"])
+        return str(job["id"])
 
     def update_jobs(self) -> None:
         """Update every unfinished job and print its status."""
@@ -465,12 +457,7 @@ class FinetuningManager:
             if job["state"] in FINAL_STATES:
                 raise UserError(f"{job['id']} is {job['state']}: it cannot be cancelled")
             if job["job"] is None and job["sent"]:
-                try:
-                    self._find_lost_job(self._creator(job), job)
-                except ServerError as error:
-                    if error.passing:
-                        raise
-                    print(f"{job['suffix']}: check at the server whether it has the job; {error}")
+                self._find_lost_job(self._creator(job), job)
             if job["job"] is None:
                 self.store.update(job, state="cancelled")
             else:
@@ -626,18 +613,6 @@ class FinetuningManager:
                 return api, found
         assert failed
         raise failed
-
-    def _wait_for_job(self, id: str) -> str:
-        while True:
-            with self.store.changing():
-                job = next(one for one in self.store.jobs if one["id"] == id)
-                print(self._update_job(job))
-            if job["state"] in FINAL_STATES:
-                break
-            time.sleep(self.poll_seconds)
-        if job["state"] != "succeeded" or not job["models"]:
-            raise UserError(f"{job['suffix']}: {job['state']}: {job['error'] or 'no model'}")
-        return str(job["models"][0]["model"])
 
 
 def find_variable(secret: str) -> str | None:

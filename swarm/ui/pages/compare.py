@@ -16,7 +16,7 @@ from swarm._util.threads import run_in_thread, submit
 from swarm.compare import Config, Question
 from swarm.compare.dataframe import build_frame
 from swarm.compare.question import QuestionPlan
-from swarm.compare.sampling.scheduler import as_completed
+from swarm.compare.sampling import as_completed
 from swarm.compare.view import load_rows, render_page
 from swarm.errors import UserError
 from swarm.models.base import Completion, Model, Request
@@ -226,7 +226,7 @@ class AnswerPages:
     def respond(self, number: int) -> HTMLResponse:
         """Return a page."""
         if number < len(self._pages):
-            return HTMLResponse(self._pages[number], headers={"Content-Security-Policy": ""})
+            return HTMLResponse(self._pages[number])
         return HTMLResponse("this page has ended; open the file again at /compare", 404)
 
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from itertools import islice
-from string import Formatter
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from swarm._util.settings import Text
@@ -30,9 +29,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TEMPLATE_FIELDS = {"question", "answer"}
+TEMPLATE_FIELDS = ("question", "answer")
 FIELD_PATTERN = re.compile(r"\{(question|answer)\}")
-BRACED_WORD_PATTERN = re.compile(r"\{([A-Za-z_]+)\}")
 
 
 class JudgeTemplate:
@@ -53,43 +51,26 @@ class JudgeTemplate:
         if not isinstance(text, str):
             raise InvalidArgument(f"a judge's template must be one text, not {text!r:.80}")
         self.text = text
-        fields = parse_format_fields(text)
-        self.plain = fields is None
-        self.fields = set(FIELD_PATTERN.findall(text)) if fields is None else fields
-        for field in BRACED_WORD_PATTERN.findall(text):
+        for field in re.findall(r"\{([A-Za-z_]+)\}", text):
             matches = get_close_matches(field.lower(), TEMPLATE_FIELDS, 1, 0.7)
             if matches and field not in TEMPLATE_FIELDS:
                 raise InvalidArgument(
                     f"a judge's template has {{{field}}}; did you mean {{{matches[0]}}}?"
                 )
-        if "answer" not in self.fields:
+        tried = self.fill("\0", "\1")
+        self.uses_question = "\0" in tried
+        if "\1" not in tried:
             raise InvalidArgument(
                 f"a judge's template must have {{answer}} in it; this has not: {text!r:.80}"
             )
 
-    @property
-    def uses_question(self) -> bool:
-        """True if the prompt depends on the question."""
-        return "question" in self.fields
-
     def fill(self, question: str, answer: str) -> str:
         """Return the prompt."""
-        if not self.plain:
-            return self.text.format(question=question, answer=answer)
         values = {"question": question, "answer": answer}
-        return FIELD_PATTERN.sub(lambda found: values[found[1]], self.text)
-
-
-def parse_format_fields(text: str) -> set[str] | None:
-    """Return the fields of a text that `str.format` can fill; `None` if it cannot."""
-    try:
-        names = {name for _, name, _, _ in Formatter().parse(text) if name is not None}
-        if not names <= TEMPLATE_FIELDS:
-            return None
-        text.format(question="", answer="")
-    except (ValueError, KeyError, IndexError, AttributeError):
-        return None
-    return names
+        try:
+            return self.text.format(**values)
+        except (ValueError, KeyError, IndexError, AttributeError):
+            return FIELD_PATTERN.sub(lambda found: values[found[1]], self.text)
 
 
 def content_as_text(content: Any) -> str:

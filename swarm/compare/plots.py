@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import is_color_like, to_hex, to_rgb
+from matplotlib.colors import is_color_like, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
 from matplotlib.patches import Patch
@@ -32,10 +32,8 @@ from swarm.stats.answer_values import (
     are_ratings,
     get_column,
     infer_kind,
-    order_categories,
     parse_probabilities,
     read_answers,
-    to_countable,
     to_hashable_column,
 )
 from swarm.stats.intervals import ColumnIntervals, bootstrap_intervals
@@ -70,9 +68,6 @@ MIN_LABELLED_SHARE = 0.045
 
 MAX_LABEL_CHARS = 48
 """Maximum characters of a label; longer ones are truncated."""
-
-MAX_LABELLED_COLUMNS = 60
-"""Maximum number of columns for which the cells of a heat map show their numbers."""
 
 MAX_DOTS = 400
 """Maximum dots per category; more answers are sampled at random."""
@@ -386,66 +381,6 @@ def _draw_box(axes: "Axes", place: int, scores: np.ndarray, fill: FillStyle) -> 
             zorder=2,
         )
         box["boxes"][0].set(**{**fill.look, "edgecolor": "#333333"})
-
-
-def heatmap(
-    df: pd.DataFrame,
-    answer_column: str = "answer",
-    answer: Any = None,
-    row_column: str = "model",
-    category_column: str = "paraphrase_ix",
-    **options: Any,
-) -> Figure:
-    """Draw models (rows) by paraphrases (columns): means of numbers, or shares of an answer.
-
-    Args:
-        df: Frame with the columns of `Question.df`.
-        answer_column: Column of answers.
-        answer: Answer or token whose share or probability is shown; by default the most frequent.
-        row_column: Column of the rows.
-        category_column: Column of the columns.
-        options: See `plot`.
-
-    Raises:
-        InvalidArgument: A column, category or answer does not exist.
-    """
-    chosen = parse_options({**options, "category_column": category_column})
-    get_column(df, row_column, "row_column")
-    wanted = None if answer is None else [answer]
-    values = read_answers(df, answer_column, category_column, chosen.selected_categories, wanted)
-    if not len(values.category):
-        return _empty_figure(values, df, chosen)
-    if answer is not None and values.names[0] != to_countable(answer):
-        raise InvalidArgument(f"answer: no answer {answer!r} in the column {answer_column}")
-    rows = order_categories(df, row_column)
-    of_row = to_hashable_column(values.frame[row_column]).to_numpy()
-    first = pd.Series(values.matrix[:, 0])
-    cells = first.groupby([of_row, values.category]).mean().unstack()
-    cells = cells.reindex(index=rows, columns=range(len(values.categories)))
-    names = shorten_labels(values.categories, 18)
-    if category_column == "paraphrase_ix" and "question" in df.columns:
-        questions = df.drop_duplicates("paraphrase_ix").set_index("paraphrase_ix")["question"]
-        names = [f"{ix}\n{shorten_label(questions[ix], 14)}" for ix in values.categories]
-    figure, axes = _create_figure(
-        3.4 + 0.75 * max(3, min(len(names), 30)), 1.9 + 0.45 * max(2, len(rows))
-    )
-    limits = {} if values.kind == "mean" else {"vmin": 0.0, "vmax": 1.0}
-    image = axes.imshow(cells.to_numpy(), cmap="cividis", aspect="auto", **limits)
-    axes.set_xticks(range(len(names)), names, rotation=0 if len(names) <= 12 else 90)
-    axes.set_yticks(range(len(rows)), shorten_labels(rows, 32))
-    axes.set_xlabel(category_column)
-    if len(names) <= MAX_LABELLED_COLUMNS:
-        for (row, column), value in np.ndenumerate(cells.to_numpy()):
-            text, colour = "–", "white"
-            if value == value:
-                colour = to_hex(image.cmap(image.norm(value)))
-                text = f"{value:.{2 - (abs(value) >= 10) - (abs(value) >= 1000)}f}"
-            look = {"ha": "center", "va": "center", "color": text_colour_on(colour)}
-            axes.text(column, row, text, fontsize=9, **look)
-    shown = "mean" if values.kind == "mean" else f"share of {shorten_label(values.names[0])!r}"
-    figure.colorbar(image, ax=axes, label=f"{answer_column}: {shown}")
-    note = "–: no answers." if cells.isna().to_numpy().any() else ""
-    return _finish_figure(figure, df, chosen, note)
 
 
 # Parts of figures

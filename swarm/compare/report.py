@@ -18,13 +18,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-MAX_HEATMAP_CATEGORIES = 60
-"""A heat map with more rows or columns would be unreadable."""
-
-MIN_HEATMAP_SHARE = 0.05
-"""Minimum share of an answer for which a heat map is drawn."""
-
-
 MARKDOWN_SIGNS = re.compile(r"([\\`*_\[\]<>|#~$])")
 
 
@@ -38,56 +31,34 @@ def column_file_stem(column: str) -> str:
     return re.sub(r"[^\w.-]", "_", column)
 
 
-def save_figures(place: Path, df: "pd.DataFrame", column: str, by: str) -> list[str]:
-    """Save a column's figures; return Markdown lines for a report beside the folder.
+def save_plot(place: Path, df: "pd.DataFrame", column: str, by: str) -> list[str]:
+    """Save a column's plot; return Markdown lines for a report beside the folder.
 
-    The files are plot.png for "answer" and COLUMN_plot.png for others; with several models and
-    paraphrases COLUMN_models.png is a heat map.
+    The file is plot.png for "answer" and COLUMN_plot.png for others.
 
     Args:
-        place: Folder of the figures.
+        place: Folder of the figure.
         df: Rows of one question.
         column: Column to plot.
         by: Column of the compared categories.
 
     Raises:
-        UserError: They cannot be saved there.
+        UserError: It cannot be saved there.
     """
-    from swarm.compare.plots import heatmap, plot, save_figure
+    from swarm.compare.plots import plot
 
-    drawn = "probs" if column == "answer" and "probs" in df else column
-    figures = {
-        "plot" if column == "answer" else f"{column_file_stem(column)}_plot": lambda: plot(
-            df, drawn, by
+    name = "plot.png" if column == "answer" else f"{column_file_stem(column)}_plot.png"
+    try:
+        plot(
+            df,
+            "probs" if column == "answer" and "probs" in df else column,
+            by,
+            filename=place / name,
         )
-    }
-    if _needs_heatmap(df, column):
-        figures[f"{column_file_stem(column)}_models"] = lambda: heatmap(df, column)
-    lines = []
-    for name, build_figure in figures.items():
-        try:
-            figure = build_figure()
-        except InvalidArgument as error:
-            lines += ["", f"No figure: {escape_markdown(str(error))}."]
-            (place / f"{name}.png").unlink(missing_ok=True)
-            continue
-        save_figure(figure, place / f"{name}.png")
-        lines += ["", f"![{escape_markdown(column)}]({quote(place.name)}/{quote(name)}.png)"]
-    return lines
-
-
-def _needs_heatmap(df: "pd.DataFrame", column: str) -> bool:
-    """Return whether there are several models and paraphrases, and not only rare answers."""
-    from swarm.stats.answer_values import read_answers
-
-    axes = ("model", "paraphrase_ix")
-    if not all(name in df and 1 < df[name].nunique() <= MAX_HEATMAP_CATEGORIES for name in axes):
-        return False
-    values = read_answers(df, column, "model")
-    common = values.kind == "mean" or values.matrix[:, :1].sum() >= (
-        MIN_HEATMAP_SHARE * len(values.matrix)
-    )
-    return len(values.matrix) > 0 and bool(common)
+    except InvalidArgument as error:
+        (place / name).unlink(missing_ok=True)
+        return ["", f"No figure: {escape_markdown(str(error))}."]
+    return ["", f"![{escape_markdown(column)}]({quote(place.name)}/{quote(name)})"]
 
 
 MAX_ROWS_SHOWN = 20
@@ -155,7 +126,7 @@ def write_question_section(folder: str | Path, name: str, df: "pd.DataFrame") ->
     """Write one question's files and return its Markdown section of the report.
 
     `folder`/NAME contains data.jsonl and data.csv (dictionaries as JSON), and for each answered or
-    judged column COLUMN_summary.csv, COLUMN_differences.csv and figures (`save_figures`).
+    judged column COLUMN_summary.csv, COLUMN_differences.csv and a plot (`save_plot`).
 
     Raises:
         UserError: The folder cannot be written.
@@ -244,7 +215,7 @@ def _write_column_section(folder: Path, df: "pd.DataFrame", column: str) -> list
     ]
     lines = [
         f"### {escape_markdown(column)}",
-        *(save_figures(folder, df, column, category) if len(df) else ()),
+        *(save_plot(folder, df, column, category) if len(df) else ()),
     ]
     found = summary(df, column, category)
     _write_text(folder / files[0], as_csv(found))

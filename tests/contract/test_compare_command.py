@@ -67,7 +67,7 @@ def test_a_run_writes_data_plots_and_a_report(server: endpoints.Endpoint, said: 
     assert "- x: a, b\n- y: c\n" in text and "## birds" in text and "### own" in text
     pictures = [part.split(")")[0] for part in text.split("](")[1:] if ".png)" in part]
     assert all((place / one).read_bytes().startswith(b"\x89PNG") for one in pictures)
-    assert {"birds/plot.png", "birds/own_models.png", "size/plot.png"} <= set(pictures)
+    assert {"birds/plot.png", "birds/own_plot.png", "size/plot.png"} <= set(pictures)
     rows = [json.loads(line) for line in (place / "birds/data.jsonl").read_text().splitlines()]
     assert [row["model"] for row in rows[::4]] == ["a", "b", "c"]
     written = [path for path in place.rglob("*") if path.suffix in (".md", ".jsonl", ".csv")]

@@ -14,7 +14,6 @@ from finetuning_server import Fault, Finetuner, chats, serving
 
 from swarm.compare.finetuning import FinetuningManager, OpenaiTrainingParams
 from swarm.compare.finetuning import manager as managing
-from swarm.compare.finetuning.manager import OPENAI_BASE_URL, ApiKey, list_keys
 from swarm.errors import InvalidArgument, UserError
 
 KEY, OTHER = "sk-test-one-0123456789", "sk-test-two-9876543210"
@@ -139,7 +138,7 @@ def test_several_keys_find_their_jobs_and_no_key_reaches_a_file_or_a_message(
     params = wanted(server, tmp_path)
     assert KEY not in repr(params) and KEY not in repr(params.to_job())
     manager.create_job(params)
-    monkeypatch.setenv("OPENAI_API_KEY_BETA", OTHER)
+    monkeypatch.setenv("TUNER_KEY", OTHER)
     manager.create_job(wanted(server, tmp_path, api_key=OTHER))
     bad = "sk-wrong-555555555555"
     with pytest.raises(UserError) as refused:
@@ -152,11 +151,8 @@ def test_several_keys_find_their_jobs_and_no_key_reaches_a_file_or_a_message(
     out = capsys.readouterr().out
     assert "no key for http://127.0.0.1" in out and "OPENAI_API_KEY" in out
     assert list(fresh.get_jobs()["state"]) == ["validating_files", "queued", "failed"]
-    # The first one by its hash; under the same name there may be a newer key.
-    monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    finished(fresh, 1)
+    finished(FinetuningManager(tmp_path / "data", api_keys=[KEY]), 1)
     assert fresh.get_jobs()["state"][0] == "queued"
-    assert list(fresh.get_jobs(job="ftjob-1")["job"]) == ["ftjob-1"]
     assert "sk-" not in capsys.readouterr().out
     for path in (tmp_path / "data").rglob("*"):
         text = path.read_bytes() if path.is_file() else b""
@@ -283,23 +279,20 @@ def test_a_passing_fault_is_asked_again(
 
 
 def test_a_key_of_the_environment_goes_to_no_server_it_was_not_meant_for(
-    monkeypatch: pytest.MonkeyPatch,
+    server: Finetuner, manager: FinetuningManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    manager.create_job(wanted(server, tmp_path))
     monkeypatch.setenv("OPENAI_API_KEY", OTHER)
-    job = {"id": "job-1", "suffix": "s", "key_variable": "OPENAI_API_KEY", "base_url": "http://own"}
-    job["key_print"] = ApiKey(KEY, None).fingerprint(job)
-    assert [key.secret for key in list_keys(job, [KEY, "sk-else"])] == [KEY]
-    with pytest.raises(UserError, match="no key for http://own; set the original key in OPENAI"):
-        list_keys(job, [])
+    before = len(server.asked)
+    FinetuningManager(tmp_path / "data", timeout=5).update_jobs()
+    assert len(server.asked) == before
     # Of this name it is meant for the server, and may have been renewed.
-    monkeypatch.setenv("TUNER_KEY", "sk-new")
-    assert [key.secret for key in list_keys(job | {"key_variable": "TUNER_KEY"}, [])] == ["sk-new"]
-    # At OpenAI any known key may look, but only the one that was chosen may pay.
-    at_openai = job | {"base_url": OPENAI_BASE_URL, "key_variable": None}
-    assert {key.secret for key in list_keys(at_openai, [])} == {OTHER}
-    with pytest.raises(UserError, match="no key"):
-        list_keys(at_openai, [], create=True)
-    assert OTHER not in repr(list_keys(at_openai, []))
+    monkeypatch.setenv("TUNER_KEY", OTHER)
+    manager.create_job(wanted(server, tmp_path, api_key=OTHER))
+    FinetuningManager(tmp_path / "data", timeout=5).update_jobs()
+    assert list(manager.get_jobs()["state"]) == ["validating_files", "queued"]
+    assert server.asked[before:].count("GET /fine_tuning/jobs/ftjob-1") == 0
 
 
 def test_a_dead_server_ends_within_the_timeout_and_others_are_still_asked(

@@ -1,8 +1,7 @@
 """Manager of fine-tuned models: create, follow, list and cancel jobs at OpenAI-compatible servers.
 
 Each step of a job is recorded before it is taken, so that any of them may fail: no job is created
-twice, and none is lost. API keys are never stored; a job's key is identified by a salted hash and
-by the name of its environment variable.
+twice, and none is lost. API keys are never stored, only the name of a key's environment variable.
 """
 
 import hashlib
@@ -119,6 +118,19 @@ class OpenaiTrainingParams:
         self.api_key = key
         self.base_url = validate_url(self.base_url).rstrip("/")
 
+    def _find_variable(self) -> str | None:
+        """Return the environment variable that contains the key.
+
+        One that is named as OpenAI's is not used for another server later, when it may have
+        another key.
+        """
+        names = [
+            name for name, value in sorted(os.environ.items()) if value.strip() == self.api_key
+        ]
+        at_openai = self.base_url == OPENAI_BASE_URL
+        meant = [one for one in names if bool(OPENAI_KEY_VARIABLE.fullmatch(one)) == at_openai]
+        return next(iter(meant), None)
+
     def to_job(self) -> Job:
         """Return the fields stored in the database, never including the key."""
         stem = Path(self.file_name).stem.replace("_", "-")[:MAX_SUFFIX_CHARS]
@@ -131,6 +143,7 @@ class OpenaiTrainingParams:
             "seed": self.seed,
             "batch_size": self.batch_size,
             "base_url": self.base_url,
+            "key_variable": self._find_variable(),
             "learning_rate_multiplier": self.lr_multiplier,
         }
         for kind, name in files.items():
@@ -204,42 +217,16 @@ class ApiKey(NamedTuple):
     """An API key, and the environment variable it is from, if any."""
 
     secret: str
-    variable: str | None
+    variable: str | None = None
 
     def __repr__(self) -> str:
         return f"ApiKey({self.variable or 'given'})"
 
-    def fingerprint(self, job: Job) -> str:
-        """Return a short salted hash that identifies a key without revealing it."""
-        return hashlib.sha256(f"{job['id']}:{self.secret}".encode()).hexdigest()[:12]
 
-
-def list_keys(job: Job, given: Sequence[str], create: bool = False) -> list[ApiKey]:
-    """Return the known keys that may be used for a job, the most probable first.
-
-    Args:
-        job: The job.
-        given: Keys beside those of the environment.
-        create: Only keys that may create it: that of its creator, who is billed. Otherwise, at
-            OpenAI, all known keys, as another key of the project has access, too. No other server
-            is sent a key that is not meant for it.
-    """
-    variable, at_openai = job.get("key_variable") or "", job["base_url"] == OPENAI_BASE_URL
+def environment_keys() -> list[ApiKey]:
+    """Return the keys of OPENAI_API_KEY and OPENAI_API_KEY_*."""
     names = [name for name in sorted(os.environ) if OPENAI_KEY_VARIABLE.fullmatch(name)]
-    present = {os.environ.get(name, "").strip(): name for name in reversed([*names, variable])}
-    known = [ApiKey(one, present.get(one)) for one in dict.fromkeys([*given, *present]) if one]
-    own = [key for key in known if key.fingerprint(job) == job["key_print"]]
-    # Its variable may have a newer key; one named as OpenAI's is not sent to another server.
-    renewed = at_openai or not OPENAI_KEY_VARIABLE.fullmatch(variable)
-    own = own or [key for key in known if variable and key.variable == variable and renewed]
-    others = known if at_openai and not create else []
-    found = list(dict.fromkeys([*own, *others]))
-    if not found:
-        raise UserError(
-            f"{job['suffix']}: no key for {job['base_url']}; set the original key in "
-            f"{variable or 'OPENAI_API_KEY'}, or pass it as FinetuningManager(api_keys=[...])"
-        )
-    return found
+    return [ApiKey(os.environ[name].strip(), name) for name in names if os.environ[name].strip()]
 
 
 class ServerError(UserError):
@@ -349,7 +336,8 @@ class FinetuningManager:
         timeout: float = 60.0,
     ) -> None:
         self.store, self.timeout = JobStore(data_dir), timeout
-        self._given = list(api_keys)
+        self._given = [ApiKey(secret) for secret in api_keys]
+        self._keys: dict[str, ApiKey] = {}  # keys by the id of their job
         self._dead: dict[str, ServerError] = {}
 
     def create_job(self, params: OpenaiTrainingParams) -> str | None:
@@ -370,8 +358,6 @@ class FinetuningManager:
             if not result.valid:
                 print(f"{name}: {result}")
                 return None
-        if params.api_key not in self._given:
-            self._given.append(params.api_key)
         with self.store.changing():
             job = self._prepare_job(params)
             self._submit_job(job)
@@ -468,17 +454,18 @@ class FinetuningManager:
 
     def _prepare_job(self, params: OpenaiTrainingParams) -> Job:
         """Store a job before any request, or return an interrupted one with the same parameters."""
-        new, key = params.to_job(), ApiKey(params.api_key, find_variable(params.api_key))
+        new = params.to_job()
         for old in self.store.jobs:
             same = old["state"] == "creating" and all(old.get(name) == new[name] for name in new)
-            if same and old["key_print"] == key.fingerprint(old):
+            if same:
+                self._keys[old["id"]] = ApiKey(params.api_key, old["key_variable"])
                 print(f"{old['suffix']}: resuming {old['id']}, which was interrupted")
                 return old
             if old["suffix"] == new["suffix"] and old["state"] not in ("failed", "cancelled"):
                 _check_same_file(old, new)
         new |= {"id": f"job-{secrets.token_hex(6)}", "created": time.time(), "state": "creating"}
-        new |= {"job": None, "sent": 0.0, "models": [], "error": None, "key_variable": key.variable}
-        new["key_print"] = key.fingerprint(new)
+        new |= {"job": None, "sent": 0.0, "models": [], "error": None}
+        self._keys[new["id"]] = ApiKey(params.api_key, new["key_variable"])
         self.store.jobs.append(new)
         self.store.save()
         return new
@@ -518,7 +505,21 @@ class FinetuningManager:
             )
 
     def _creator(self, job: Job) -> FinetuningApi:
-        return FinetuningApi(job, list_keys(job, self._given, create=True)[0], self.timeout)
+        return FinetuningApi(job, self._list_keys(job)[0], self.timeout)
+
+    def _list_keys(self, job: Job, others: Sequence[ApiKey] = ()) -> list[ApiKey]:
+        """Return the keys that may be used for a job, the most probable first."""
+        variable = job["key_variable"]
+        own = [self._keys[job["id"]]] if job["id"] in self._keys else []
+        if variable and (present := os.environ.get(variable, "").strip()):
+            own.append(ApiKey(present, variable))
+        keys = {key.secret: key for key in reversed([*own, *self._given, *others])}
+        if not keys:
+            raise UserError(
+                f"{job['suffix']}: no key for {job['base_url']}; set the original key in "
+                f"{variable or 'OPENAI_API_KEY'}, or pass it as FinetuningManager(api_keys=[...])"
+            )
+        return list(keys.values())[::-1]
 
     def _upload_file(self, api: FinetuningApi, job: Job, path: str, md5: str) -> str:
         """Return the id of a file; uploads it unless the key's project has it."""
@@ -598,7 +599,9 @@ class FinetuningManager:
         if job["base_url"] in self._dead:
             raise self._dead[job["base_url"]]
         failed: ServerError | None = None
-        for key in list_keys(job, self._given):
+        # Another key of the project has access, too; no other server is sent OpenAI's.
+        others = environment_keys() if job["base_url"] == OPENAI_BASE_URL else []
+        for key in self._list_keys(job, others):
             api = FinetuningApi(job, key, self.timeout)
             try:
                 found = api.get(f"/fine_tuning/jobs/{job['job']}")
@@ -608,19 +611,10 @@ class FinetuningManager:
                     self._dead[job["base_url"]] = error
                     break
             else:
-                values = {"key_variable": key.variable, "key_print": key.fingerprint(job)}
-                self.store.update(job, **values)
+                self._keys[job["id"]] = key
                 return api, found
         assert failed
         raise failed
-
-
-def find_variable(secret: str) -> str | None:
-    """Return the environment variable that contains a key; OpenAI's names take precedence."""
-    names = [name for name, value in os.environ.items() if value.strip() == secret]
-    return min(
-        names, key=lambda name: (not OPENAI_KEY_VARIABLE.fullmatch(name), name), default=None
-    )
 
 
 def _check_same_file(old: Job, new: Job) -> None:

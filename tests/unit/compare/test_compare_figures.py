@@ -19,14 +19,13 @@ from swarm.compare.plots import (
     COLOURS,
     HATCHES,
     assign_fill_styles,
-    heatmap,
     judge_scores,
     plot,
     probs_stacked_bar,
     rating_cumulative_plot,
     text_colour_on,
 )
-from swarm.compare.report import save_figures
+from swarm.compare.report import save_plot
 from swarm.errors import InvalidArgument, UserError
 from swarm.stats.summary_table import summary
 
@@ -183,23 +182,6 @@ def test_scores_are_boxes_not_a_bar_for_each_number() -> None:
         judge_scores(df, "answer")
 
 
-def test_a_heat_map_has_models_by_paraphrases() -> None:
-    df = frame({"a": ["x", "x", "x", "y"], "b": ["y", "y", None, "x"]})
-    figure = heatmap(df, answer="x", filename=None)
-    image = figure.axes[0].images[0].get_array()
-    assert image is not None and image.tolist() == [[1.0, 0.5], [0.0, 0.5]]
-    told = texts(figure)
-    assert "0.50" in told and "0\nWhich song 0?" in told and "m-b" in told
-    assert "answer: share of 'x'" in told
-    scores = df.assign(score=[10.0, 20, 30, 40, 50, np.nan, np.nan, np.nan])
-    means = heatmap(scores, "score").axes[0].images[0].get_array()
-    assert np.ma.filled(means, -1).tolist() == [[20.0, 30.0], [50.0, -1.0]]
-    with pytest.raises(InvalidArgument, match=r"row_column: .* no column 'modle'; .* model"):
-        heatmap(df, row_column="modle")
-    with pytest.raises(InvalidArgument, match="no answer 'q'"):
-        heatmap(df, answer="q")
-
-
 def test_where_all_was_refused_the_plot_says_so() -> None:
     for answers in ([None, None], [np.nan, np.nan]):
         told = texts(plot(frame({"a": answers})))
@@ -346,20 +328,18 @@ def test_a_report_shows_models_by_paraphrases_and_is_written_anew(tmp_path: Path
     told = report.write_question_section(tmp_path, "song(1)", df)
     there = sorted(path.name for path in (tmp_path / "song(1)").glob("*.png"))
     assert there == [
-        "answer_models.png",
         "mood_plot.png",
         "plot.png",
-        "score_models.png",
         "score_plot.png",
-    ], "of moods that are all different no heat map"
-    assert "![score](song%281%29/score_models.png)" in told
+    ]
+    assert "![score](song%281%29/score_plot.png)" in told
     assert "cost $0.036000 at least, as no price is known for n (new)." in told
     assert "26 more |" in told and " 0.722 |" in told, "what is left of 36 moods"
     free = report.write_question_section(tmp_path, "song(1)", df[df["group"] == "b"])
     assert "no price known" in free and "$" not in free
     assert not (tmp_path / "song(1)" / "answer_differences.csv").exists(), "a former run's"
     many = pd.concat([answers(f"g{i}", "m", [1.5, 2.5, 3.5]) for i in range(57)])
-    [_, line] = save_figures(tmp_path, many, "answer", "group")
+    [_, line] = save_plot(tmp_path, many, "answer", "group")
     assert line.startswith("No figure: 57 answers are more than can be distinguished")
 
 

@@ -58,7 +58,7 @@ NOT_HERE = {
     "MODEL=moa/lite JUDGE=gpt-4o bash scripts/eval_mt_bench.sh": "test_flask.py, on loopback",
     "python -m swarm.compare run": "test_compare_command.py, with functions as models",
     "python -m swarm.compare finetune": "test_compare_command.py",
-    "python -m swarm.compare.view": "test_compare_view.py, on a free port",
+    "python -m swarm.compare view": "test_compare_command.py",
     "pip": "takes the network",
     "git": "takes the network",
     "python examples/own_folder.py": "the fixture own_folder",

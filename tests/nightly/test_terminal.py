@@ -35,11 +35,9 @@ WRITTEN = ("study", "export")
 
 PARSED = {
     "cache": "swarm.cache",
-    "compare": "swarm.compare.cli",
     "judge": "swarm.judge.cli",
     "report": "swarm.report.__main__",
     "pool": "swarm.pool.__main__",
-    "compare.view": "swarm.compare.view.__main__",
 }
 """Entries whose options argparse reads, and where `parser` is."""
 

@@ -1,0 +1,229 @@
+"""Experiments under faults: interrupts, kills, two processes, limits; and the page in a browser."""
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import compare_endpoint
+import endpoints
+import headless_browser
+import pandas as pd
+import pytest
+import searches
+from compare_endpoint import KEY, asked, repeats, script
+from finetuning_server import Fault, chats, serving
+
+from swarm.compare import Config, Question, config
+from swarm.compare.finetuning import FinetuningManager
+from swarm.compare.finetuning import manager as managing
+from swarm.compare.sampling import open_answer_cache, replay_scripts, run_scripts
+from swarm.errors import UserError
+from swarm.models.base import Completion
+from swarm.models.rate_limit import Limits
+
+settings = pytest.fixture(autouse=True)(compare_endpoint.settings.__wrapped__)
+
+
+def texts(heard: Any) -> list[str | None]:
+    """What was said; `None` where it failed."""
+    return [one.text if isinstance(one, Completion) else None for one in heard]
+
+
+def test_a_silent_server_meets_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.models.http.MAX_RETRY_S", -1.0)
+    Config.timeout = 0.2
+    with compare_endpoint.endpoint(lambda _: endpoints.Reply({}, wait=60.0)):
+        began = time.monotonic()
+        [heard] = run_scripts([script(asked())])
+        assert isinstance(heard, UserError) and "0.2 s" in str(heard)
+        assert time.monotonic() - began < 50
+
+
+INTERRUPTED = """
+import sys
+from swarm.compare import Config
+sys.path.insert(0, "tests/helpers")
+from compare_endpoint import asked, script
+from swarm.compare.sampling import run_scripts
+Config.cache_dir = sys.argv[1]
+Config.url_key_pairs = [(sys.argv[2], "a-key-of-ours", "FAKE_API_KEY")]
+run_scripts([script(asked(f"q{n}")) for n in range(2000)])
+"""
+
+
+def test_an_interrupt_ends_the_asking_and_loses_no_answer(settings: Path) -> None:
+    def slowly(request: endpoints.Asked) -> endpoints.Reply:
+        return endpoints.Reply(repeats(request).body, wait=0.1)
+
+    with compare_endpoint.endpoint(slowly) as server:
+        process = subprocess.Popen(
+            [sys.executable, "-c", INTERRUPTED, str(settings), server.url],
+            cwd=searches.ROOT,
+            env=searches.environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        while len(server.asked) < 150:
+            time.sleep(0.01)
+            assert process.poll() is None, process.stderr and process.stderr.read()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=120)
+        sent = len(server.asked)
+        assert "KeyboardInterrupt" in said and "are stored" in said
+        assert sent < 1500, "it went on"
+        came = int(said.split("interrupted: ")[1].split(" of ")[0])
+        Config.url_key_pairs = [(server.url, KEY, "FAKE_API_KEY")]
+        server.answer = repeats
+        whole = [asked(f"q{n}") for n in range(2000)]
+        _, keys = replay_scripts(script(one) for one in whole)
+        kept = len(open_answer_cache().get(keys))
+        assert kept >= came >= 40
+        assert texts(run_scripts([script(one) for one in whole])) == [
+            f"so: q{n}" for n in range(2000)
+        ]
+        # What was under way when it ended may have been counted late.
+        assert 0 <= len(server.asked) - sent - (2000 - kept) <= 100
+
+
+def test_two_processes_lose_no_answer_of_each_other(settings: Path) -> None:
+    """200 answers each, of which half are the same."""
+    code = INTERRUPTED.replace("range(2000)", "range(int(sys.argv[3]), int(sys.argv[3]) + 200)")
+    with compare_endpoint.endpoint() as server:
+        both = [
+            subprocess.Popen(
+                [sys.executable, "-c", code, str(settings), server.url, str(first)],
+                cwd=searches.ROOT,
+                env=searches.environment(),
+            )
+            for first in (0, 100)
+        ]
+        assert [process.wait(200) for process in both] == [0, 0]
+        before = len(server.asked)
+        assert before <= 400
+        run_scripts([script(asked(f"q{n}")) for n in range(300)])
+        assert len(server.asked) == before
+
+
+def test_runs_in_several_threads_share_the_endpoint() -> None:
+    found: dict[int, list[str | None]] = {}
+    Config.max_workers = 8
+
+    def work(thread: int) -> None:
+        found[thread] = texts(run_scripts([script(asked(f"{thread} {n}")) for n in range(30)]))
+
+    with compare_endpoint.endpoint() as server:
+        threads = [threading.Thread(target=work, args=(thread,)) for thread in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert found == {t: [f"so: {t} {n}" for n in range(30)] for t in range(4)}
+        assert server.peak <= 8
+
+
+@pytest.mark.parametrize("after", [None, "1"])
+def test_a_rate_limited_endpoint_loses_no_answer(after: str | None) -> None:
+    """100 requests are under way at once, and the endpoint accepts 30 a second."""
+    limited = endpoints.Rationed(30.0, after, repeats)
+    with compare_endpoint.endpoint(limited) as server:
+        began = time.monotonic()
+        heard = run_scripts([script(asked(), n) for n in range(200)])
+        taken = time.monotonic() - began
+    assert texts(heard) == ["so: hello"] * 200
+    assert taken < 10 * 200 / 30 and len(server.asked) < 400
+
+
+@contextmanager
+def nobody() -> Iterator[str]:
+    """A base URL where connections are taken and nothing is ever said."""
+    with socket.create_server(("127.0.0.1", 0), backlog=128) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/v1"
+
+
+def test_one_dead_endpoint_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert config.PROBE_LIMITS.timeout * (config.PROBE_LIMITS.retries + 1) <= 60
+    quick = Limits(connect_timeout=3.0, timeout=3.0, retries=0)
+    monkeypatch.setattr(config, "PROBE_LIMITS", quick)
+    with endpoints.endpoint(repeats) as there, nobody() as silent:
+        Config.url_key_pairs = [
+            ("http://127.0.0.1:1/v1", "a", "A_KEY"),
+            (silent, "a", "A_KEY_1"),
+            (there.url, KEY, "B_KEY"),
+        ]
+        began = time.monotonic()
+        assert Config.client_for_model("m").base_url == there.url
+        assert time.monotonic() - began < 30
+
+
+CREATE = """
+import sys
+from swarm.compare.finetuning import FinetuningManager, OpenaiTrainingParams
+FinetuningManager(sys.argv[1], timeout=10).create_job(OpenaiTrainingParams(
+    api_key=sys.argv[2], file_name=sys.argv[3], base_model="gpt-x", base_url=sys.argv[4]))
+assert "torch" not in sys.modules
+"""
+
+
+@pytest.mark.parametrize("path, after", [("/files", True), ("/jobs", False), ("/jobs", True)])
+def test_a_killed_creation_is_gone_on_with_and_never_done_twice(
+    tmp_path: Path, path: str, after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = chats(tmp_path / "bird_names.jsonl")
+    with serving({KEY: "alpha"}) as server:
+        command = [sys.executable, "-c", CREATE, tmp_path / "data", KEY, file, server.url]
+        started: list[subprocess.Popen[bytes]] = []
+
+        def kill() -> None:
+            started[0].kill()
+            started[0].wait()
+
+        server.faults = [Fault("POST", path, after=after, act=kill)]
+        started.append(subprocess.Popen([str(part) for part in command]))
+        assert started[0].wait(120) == -signal.SIGKILL
+        manager = FinetuningManager(tmp_path / "data", api_keys=[KEY], timeout=10)
+        assert list(manager.get_jobs()["state"]) == ["creating"]
+        monkeypatch.setattr(managing, "SETTLE_S", 0.0)
+        manager.update_jobs()
+        sent = server.count("POST /fine_tuning/jobs")
+        assert len(server.jobs) == 1 and sent == 2 - (after or path == "/files")
+        assert list(manager.get_jobs()["job"]) == ["ftjob-1"]
+
+
+def test_a_page_of_answers_in_a_browser(tmp_path: Path) -> None:
+    hostile = "<img src=x onerror=alert(1)>"
+    kwargs = {"messages": [{"role": "user", "content": "Name a song."}]}
+    rows = [
+        {"model": f"m{n % 2}", "answer": f"song {n} {hostile}", "score": n, "api_kwargs": kwargs,
+         "probs": {"7": 0.5, "8": 0.5}, "error": None}
+        for n in range(30)
+    ]  # fmt: skip
+    page_file = Question.view(
+        pd.DataFrame(rows),
+        sort_by="score",
+        sort_ascending=False,
+        open_browser=False,
+        filename=tmp_path / "page.html",
+    )
+    with (
+        headless_browser.opened() as browser,
+        headless_browser.shown(browser, page_file.as_uri()) as page,
+    ):
+        assert page.locator(".answer").first.inner_text() == f"song 29 {hostile}"
+        page.locator("select[name=model]").select_option("m0")
+        assert "of 15 (30 in all)" in page.locator("#count").inner_text()
+        page.get_by_label("Search").fill('song -"song 28"')
+        assert page.locator(".answer").first.inner_text() == f"song 26 {hostile}"
+        page.locator("#next").click()
+        assert page.locator(".answer").first.inner_text() == f"song 24 {hostile}"
+        page.locator("#size").select_option("10")
+        assert page.locator("article").count() == 10
+        page.locator("#down").click()
+        assert page.locator(".answer").first.inner_text() == f"song 0 {hostile}"

@@ -295,7 +295,8 @@ class ScriptRun(Sampler, Generic[T]):
     ) -> None:
         super().__init__(workers or Config.max_workers, probe=True)
         self.scripts, self.on_result, self.before = list(scripts), on_result, before
-        self._resolved: dict[str, asyncio.Future[SampledModel]] = {}
+        self._resolving: dict[str, asyncio.Future[SampledModel]] = {}
+        self._models: dict[str, SampledModel] = {}
         self._prepared: dict[int, PreparedRequest | UserError] = {}
         self._calls: list[ModelCall] = []  # kept, as their ids are keys
         self._names: dict[int, str] = {}
@@ -328,7 +329,7 @@ class ScriptRun(Sampler, Generic[T]):
 
     async def _fetch(self, wants: Sequence[SampleRequest], first: bool) -> list[SampleOutcome]:
         """Return the outcomes of samples; calls that cannot be prepared have errors."""
-        prepared = [await self._prepare(call) for call, _ in wants]
+        prepared = [self._prepared.get(id(call)) or await self._prepare(call) for call, _ in wants]
         samples = [
             (one, want.sample)
             for one, want in zip(prepared, wants, strict=True)
@@ -340,19 +341,19 @@ class ScriptRun(Sampler, Generic[T]):
         return [next(found) if isinstance(one, PreparedRequest) else one for one in prepared]
 
     async def _prepare(self, call: ModelCall) -> PreparedRequest | UserError:
-        if id(call) not in self._prepared:
-            try:
-                found: Any = prepare_call(await self._resolve(call.model), call)
-            except UserError as error:
-                found = error
-            self._calls.append(call)
-            self._prepared[id(call)] = found
-        return self._prepared[id(call)]
+        try:
+            model = self._models.get(call.model) or await self._resolve(call.model)
+            found: PreparedRequest | UserError = prepare_call(model, call)
+        except UserError as error:
+            found = error
+        self._calls.append(call)
+        return self._prepared.setdefault(id(call), found)
 
     async def _resolve(self, name: str) -> SampledModel:
-        if name not in self._resolved:
-            self._resolved[name] = asyncio.ensure_future(run_in_thread(resolve_model, name))
-        model = await asyncio.shield(self._resolved[name])
+        if name not in self._resolving:
+            work = run_in_thread(resolve_model, name)
+            self._resolving[name] = asyncio.ensure_future(work)
+        model = self._models[name] = await asyncio.shield(self._resolving[name])
         self._names[id(model)] = name
         return model
 

@@ -7,14 +7,8 @@ from pathlib import Path
 import searches
 
 PROGRAM = """
-from swarm.models.base import Completion, Model
-
-class Echo(Model):
-    def generate(self, requests):
-        return [Completion(request.prompt[-1].content) for request in requests]
-
-def echo(prompt):
-    return prompt
+def echo(turns):
+    return f"user: {turns[-1].content}"
 """
 
 

@@ -126,7 +126,9 @@ def explain(error: ValidationError, fields: Mapping[str, Any], key: str = "") ->
         hint = f"did you mean {matches[0]}? " if matches else ""
         return InvalidArgument(f"{where}: no such key; {hint}allowed: {', '.join(known)}")
     wanted = describe_type(annotation) if name else "a mapping"
-    return InvalidArgument(f"{where}={format_value(first['input'])}: must be {wanted or first['msg']}")
+    return InvalidArgument(
+        f"{where}={format_value(first['input'])}: must be {wanted or first['msg']}"
+    )
 
 
 def field_types(model: type[BaseModel]) -> dict[str, Any]:

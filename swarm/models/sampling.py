@@ -642,6 +642,7 @@ class Sampler:
     def _count_answer(self, queue: ModelQueue) -> None:
         if not queue.model.answered:
             self.on_first_answer(queue.model)
+            asyncio.get_running_loop().call_soon(self._dispatch)  # more than one may be sent now
         queue.model.answered, queue.last, queue.failures = True, time.monotonic(), 0
 
     def _count_failure(self, queue: ModelQueue, error: UserError, began: float) -> None:

@@ -45,6 +45,14 @@ def texts(heard: Sequence[SampleOutcome]) -> list[str | None]:
     return [one.text if isinstance(one, Completion) else None for one in heard]
 
 
+def test_a_model_gets_one_request_until_it_has_answered_and_then_many() -> None:
+    slow = lambda request: endpoints.Reply(repeats(request).body, wait=0.2)  # noqa: E731
+    with compare_endpoint.endpoint(slow) as server:
+        began = time.monotonic()
+        run_scripts([script(asked(f"q{n}")) for n in range(40)])
+        assert server.peak > 10 and time.monotonic() - began < 4
+
+
 def test_of_many_samples_those_that_lack_are_asked() -> None:
     """Samples of one request are looked up together, and told as their own."""
 

@@ -1,0 +1,243 @@
+"""Linear layers with the experts' low-rank updates, weighted by the position of each row.
+
+A of all experts stand one above the other and B side by side, and a row's coefficients c are
+applied between the two: `y = W x + B (c * (A x))` (arXiv 2106.09685, summed over the experts). In the
+factor space, where A and B are mixed separately, they are applied twice: `B (c * sum_k c_k A_k x)`.
+
+There is no second product, such as one with the mixed factors of each position, which has K times
+fewer multiplications: this one reads base and factors once for any number of positions, takes rows
+in any order, mixes nothing when positions change, and a CUDA graph of it depends on the address of
+the coefficients alone. Where a position has many requests, its update is added to a copy of the
+weights instead (`swarm.engine.base.choose_plan`), which then run as fast as the base.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from swarm.engine.base import Mixer
+from swarm.errors import UserError
+
+Factors = Sequence[torch.Tensor]
+"""A and B of all experts and the indices of their coefficients in a position.
+
+A [R, in] and B [out, R] with R indices are summed exactly, R the sum of the experts' ranks; A
+[K, r, in] and B [K, out, r] with K indices are mixed separately. See `Pool.expert_factors`.
+"""
+
+
+class Routing:
+    """The positions of the rows of the next forward passes, shared by all layers.
+
+    Attributes:
+        particles: Index of the position of each row, [R]; `None` is the first for all.
+    """
+
+    particles: torch.Tensor | None = None
+
+
+class LoraLinear(nn.Module):
+    """A linear layer plus the update of each row's position.
+
+    Args:
+        linear: The frozen layer.
+        factors: See `Factors`.
+        dtype: Type in which the updates are computed.
+        routing: The positions of the rows.
+
+    Attributes:
+        down, up: A [R, in] and B [out, R] of all experts.
+        shares: Coefficients of all positions, float32 [P, R], or [P, K] where A and B are mixed
+            separately; `None` applies the base layer alone.
+        merged: The weight plus the update of a single position; a copy, always computed from the
+            base weight, which is never modified.
+    """
+
+    def __init__(
+        self, linear: nn.Linear, factors: Factors, dtype: torch.dtype, routing: Routing
+    ) -> None:
+        super().__init__()
+        down, up, places = factors
+        self.rank = down.shape[1] if down.dim() == 3 else None
+        if self.rank is not None:
+            down, up = down.flatten(0, 1), up.transpose(0, 1).flatten(1)
+        device = linear.weight.device
+        self.linear, self.routing = linear, routing
+        self.down, self.up = down.to(device, dtype), up.to(device, dtype).contiguous()
+        self.places = places.to(device)
+        self.shares: torch.Tensor | None = None
+        self.merged: torch.Tensor | None = None
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Map [R, ..., in] to [R, ..., out]."""
+        if self.merged is not None:
+            return nn.functional.linear(rows, self.merged, self.linear.bias)
+        out: torch.Tensor = self.linear(rows)
+        if self.shares is None:
+            return out
+        if torch.is_grad_enabled():
+            low = self._project_down(rows, self.routing.particles)
+            return out + nn.functional.linear(low, self.up).view(out.shape)
+        self.add_update(rows, out, self.routing.particles)
+        return out
+
+    def add_update(
+        self, rows: torch.Tensor, out: torch.Tensor, particles: torch.Tensor | None
+    ) -> None:
+        """Add the updates of `rows` [R, ..., in] to `out` [R, ..., out] in place."""
+        if self.shares is not None:
+            low = self._project_down(rows, particles)
+            out.view(-1, out.shape[-1]).addmm_(low, self.up.t())
+
+    def _project_down(self, rows: torch.Tensor, particles: torch.Tensor | None) -> torch.Tensor:
+        """Return A x of all tokens times their coefficients, [N, R]."""
+        assert self.shares is not None
+        shares = self.shares[:1] if particles is None else self.shares[particles]
+        low = nn.functional.linear(rows, self.down).view(len(shares), -1, len(self.down))
+        # In float32: a coefficient rounded to bfloat16 would have the same relative error
+        # everywhere.
+        if self.rank is None:
+            low = low * shares[:, None]
+        else:
+            low, each = low.unflatten(2, (-1, self.rank)), shares[:, None, :, None]
+            low = ((low * each).sum(2, keepdim=True) * each).flatten(2)
+        return low.flatten(0, 1).to(rows.dtype)
+
+    def merge(self, coefficients: torch.Tensor) -> None:
+        """Add the update at one position [G * K] to a copy of the weight."""
+        shares, down, up = coefficients[self.places], self.down, self.up
+        if self.rank is None:
+            up = up * shares
+        else:
+            down = torch.einsum("k,kri->ri", shares, down.unflatten(0, (-1, self.rank)).float())
+            up = torch.einsum("k,okr->or", shares, up.unflatten(1, (-1, self.rank)).float())
+        weight = self.linear.weight
+        if self.merged is None:
+            self.merged = torch.empty_like(weight)
+        torch.addmm(weight, up.to(weight.dtype), down.to(weight.dtype), out=self.merged)
+
+
+class LoraLayers(Mixer):
+    """The LoRA layers of one model, installed in place of its linear layers.
+
+    Args:
+        model: The base model; its layers are replaced until `remove`.
+        basis: The experts' factors by module name.
+
+    Raises:
+        ValueError: The model has no linear layer of a name, or a factor does not fit it.
+    """
+
+    def __init__(self, model: nn.Module, basis: Mapping[str, Factors]) -> None:
+        self._model, self._routing = model, Routing()
+        self._layers: dict[str, LoraLinear] = {}
+        self._buffers: list[torch.Tensor] = []  # shares, at addresses that graphs contain
+        self._held: tuple[torch.Tensor, bool] | None = None
+        self._count = 1
+        modules = dict(model.named_modules())
+        for name, factors in basis.items():
+            linear, (inputs, outputs) = modules.get(name), (factors[0].shape[-1], factors[1].shape[-2])
+            if not isinstance(linear, nn.Linear):
+                raise ValueError(f"it has no linear layer {name}, which they adapt")
+            if (linear.in_features, linear.out_features) != (inputs, outputs):
+                raise ValueError(
+                    f"{name} is {linear.in_features} x {linear.out_features} there, and "
+                    f"{inputs} x {outputs} in the experts"
+                )
+            layer = LoraLinear(linear, factors, model.dtype, self._routing)  # type: ignore[arg-type]
+            self._layers[name] = layer
+        for name, layer in self._layers.items():
+            self._replace_module(name, layer)
+
+    def _replace_module(self, name: str, module: nn.Module) -> None:
+        parent, _, leaf = name.rpartition(".")
+        setattr(self._model.get_submodule(parent), leaf, module)
+
+    @torch.inference_mode()
+    def set_positions(self, coefficients: torch.Tensor, merge: bool = False) -> None:
+        """See `swarm.engine.base.Mixer.set_positions`."""
+        held = self._held
+        if held and held[1] == merge and torch.equal(held[0], coefficients):
+            return
+        self._count, self._held = len(coefficients), None
+        moved = self._move(coefficients)
+        if merge:
+            for layer in self._layers.values():
+                layer.merge(moved[0])
+        else:
+            self._store_shares(moved)
+        self._held = coefficients.clone(), merge
+
+    def _store_shares(self, coefficients: torch.Tensor) -> None:
+        """Copy the coefficients to where the last ones were, if there is room."""
+        fits = bool(self._buffers) and len(coefficients) <= len(self._buffers[0])
+        if not fits:
+            self._buffers = [
+                coefficients.index_select(1, layer.places) for layer in self._layers.values()
+            ]
+            self.version += 1
+        for layer, buffer in zip(self._layers.values(), self._buffers, strict=True):
+            if fits:
+                torch.index_select(
+                    coefficients, 1, layer.places, out=buffer[: len(coefficients)]
+                )
+            layer.shares, layer.merged = buffer, None
+
+    def attach_positions(self, coefficients: torch.Tensor) -> None:
+        """Set positions [P, G * K] through which gradients flow back into `coefficients`."""
+        self._count, self._held = len(coefficients), None
+        for layer in self._layers.values():
+            layer.shares, layer.merged = coefficients.index_select(1, layer.places), None
+
+    def _move(self, coefficients: torch.Tensor) -> torch.Tensor:
+        """Return coefficients in float32 on the device, in one transfer for all layers."""
+        device, coefficients = self._model.device, coefficients.to(torch.float32)
+        if device.type == "cuda":
+            # Pinned memory is copied without waiting for the device.
+            return coefficients.pin_memory().to(device, non_blocking=True)
+        return coefficients.to(device)
+
+    def route_rows(self, particles: torch.Tensor) -> None:
+        """See `swarm.engine.base.Mixer.route_rows`."""
+        self._routing.particles = particles if self._count > 1 else None
+
+    @property
+    def graph_key(self) -> object:
+        """See `swarm.engine.base.Mixer.graph_key`."""
+        merged = [layer.merged is not None for layer in self._layers.values()][:1]
+        return self.version, self._count > 1, merged
+
+    def clear_positions(self) -> None:
+        """Apply the base model alone until the next `set_positions`."""
+        self._held = self._routing.particles = None
+        for layer in self._layers.values():
+            layer.shares = layer.merged = None
+
+    def remove(self) -> None:
+        """Restore the model's original layers, which were never modified."""
+        for name, layer in self._layers.items():
+            self._replace_module(name, layer.linear)
+        self._layers.clear()
+
+
+def install_lora_layers(
+    model: Any, basis: Mapping[str, Factors], base: str, folder: str | Path
+) -> LoraLayers:
+    """Install the experts' layers in the model.
+
+    Args:
+        base, folder: Names of the base and of the experts' folder, for the error.
+
+    Raises:
+        UserError: The experts do not fit the model.
+    """
+    try:
+        return LoraLayers(model, basis)
+    except ValueError as error:
+        raise UserError(
+            f"pool.folder={folder}: the experts do not fit the base {base}: {error}; use the base "
+            "they were trained on"
+        ) from None

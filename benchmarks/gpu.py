@@ -49,8 +49,9 @@ from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from swarm.engine.base_model import BaseModel, make_head_contiguous
 from swarm.engine.batched_lora import PRODUCTS, ProductChooser, time_product
+
+from swarm.engine.base_model import BaseModel, make_head_contiguous
 from swarm.engine.hf import HFEngine
 from swarm.engine.tokenization import encode_choice, encode_prompt
 from swarm.loop.evaluator import Batching

@@ -1,37 +1,26 @@
-"""Protocols of engines, which answer requests for many positions at once, and of expert pools.
+"""Engines, which answer requests for many positions at once, and the pools of experts they mix.
 
 Also the choice of the plan by which an engine answers several positions.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from swarm.engine.base_model import BaseModel
 from swarm.errors import NotFinite, UserError
 from swarm.models.base import Completion, Example, Request, prompt_text
+from swarm.pool.pool import Pool
 from swarm.pool.prompt_router import PromptRouter
 
 if TYPE_CHECKING:
+    import torch
+
     from swarm.engine.gradient import Gradient
     from swarm.pool.discovery import NamedModel
-    from swarm.pool.pool import Pool
-
-
-LENGTH_BUCKET = 64
-"""Multiple to which the tokens of a slot (`swarm.engine.slots`) are rounded up."""
-
-POSITIONS_BUCKET = 16
-"""Multiple to which the number of positions with different requests is rounded up in slots."""
-
-PREFILL_DIVISOR = 4
-"""Share of the slots' tokens that is read at once."""
-
-CACHE_BATCHES = 4
-"""Tokens of all slots on a GPU, per token of a batch: a step computes only one in each slot."""
 
 
 class ExpertPool(Protocol):
@@ -80,6 +69,104 @@ class ExpertPool(Protocol):
     ) -> None:
         """Write the artifact of a position [K], and a swarm.json describing it, with `extra`."""
         ...
+
+
+class Mixer:
+    """A model's part that depends on positions; its answers are those of the positions last set.
+
+    Attributes:
+        version: Changes whenever tensors that a CUDA graph may contain have new addresses.
+    """
+
+    version = 0
+
+    def set_positions(self, coefficients: "torch.Tensor", merge: bool = False) -> None:
+        """Set P positions [P, G * K].
+
+        Args:
+            merge: Add the update to a copy of the weights; for a single position.
+        """
+        raise NotImplementedError
+
+    def route_rows(self, particles: "torch.Tensor") -> None:
+        """Set the positions [R], by index, of the rows of the next forward passes."""
+
+    @property
+    def graph_key(self) -> object:
+        """What CUDA graphs of the model depend on, besides the shape of a step."""
+        return self.version
+
+    def remove(self) -> None:
+        """Restore the model as it was."""
+
+
+class Engine:
+    """Answers requests with mixtures of experts.
+
+    Attributes:
+        context: Context length in tokens, known after `check`; infinity if the model sets none.
+        routes: Whether positions may have separate coefficients for each kind of prompts.
+        router: Routes prompts to the parts of positions [R * G * K]; `None` for positions [G * K].
+        differentiable: Whether `compute_gradient` is implemented.
+        devices: Number of GPUs of one engine.
+        first_devices: Whether it uses the first GPUs visible to its process, not a named one.
+    """
+
+    context = math.inf
+    routes = False
+    router: PromptRouter | None = None
+    differentiable = False
+    devices = 1
+    first_devices = False
+
+    def check(self, base: BaseModel, pool: ExpertPool) -> Any:
+        """Check everything that `open` needs, without weights, and return the prompts' tokenizer.
+
+        Raises:
+            UserError: What `open` would raise, as far as shapes and settings show it.
+        """
+        raise NotImplementedError
+
+    def open(self, base: BaseModel, pool: ExpertPool, device: str) -> None:
+        """Load what is needed on `device` ("cpu", "cuda:0", ...), once.
+
+        Raises:
+            UserError: The pool does not fit the base, or the device is out of memory.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Release what `open` acquired besides memory; the engine may be opened again."""
+
+    def generate(
+        self, positions: np.ndarray, requests: Sequence[Sequence[Request]]
+    ) -> list[list[Completion]]:
+        """Answer each of the P positions' [P, G * K] own list of requests, in order.
+
+        With a router a position is [R * G * K], and each request has the coefficients of its route.
+
+        Raises:
+            NotFinite: The numbers of a position are not finite.
+        """
+        if self.router is None:
+            return self.generate_alike(positions, requests)
+        return answer_by_route(self.router, self.generate_alike, positions, requests)
+
+    def generate_alike(
+        self, positions: np.ndarray, requests: Sequence[Sequence[Request]]
+    ) -> list[list[Completion]]:
+        """Answer without a router; see `generate`."""
+        raise NotImplementedError
+
+    def compute_gradient(
+        self, position: np.ndarray, examples: Sequence[Example], slope: bool = True
+    ) -> "Gradient":
+        """Return the loss of the examples' gold answers at a position [G * K], and its derivative.
+
+        Args:
+            slope: `False` leaves the derivative out, which saves the backward pass.
+        """
+        raise NotImplementedError
 
 
 Answer = Callable[[np.ndarray, Sequence[Sequence[Request]]], list[list[Completion]]]
@@ -134,178 +221,58 @@ def split_position(
     return [(row, sorted(indices)) for row, indices in found.values()]
 
 
-def as_adapter_pool(pool: ExpertPool) -> "Pool":
+def as_adapter_pool(pool: ExpertPool, engine: str) -> Pool:
     """Return the pool as a pool of adapters.
 
     Raises:
         UserError: It is of another kind.
     """
-    if hasattr(pool, "modules"):
-        return cast("Pool", pool)
+    if isinstance(pool, Pool):
+        return pool
     raise UserError(
-        "engine=hf mixes adapters and needs pool=adapters; for models use engine=token or full"
+        f"engine={engine} mixes adapters and needs pool=adapters; for models use engine=token or "
+        "full"
     )
 
 
-def request_shapes(requests: Sequence[Sequence[Request]]) -> set[tuple[bool, ...]]:
-    """Return the different shapes of the particles' requests: which ones have choices."""
-    return {tuple(bool(request.choices) for request in row) for row in requests}
+MERGE_FROM_CPU, MERGE_FROM_GPU = 20, 150
+"""Requests per position from which merging gains: adding an update to the weights costs as much as
+some hundred tokens. Below, a CPU gains by reading the weights once for several positions
+(benchmarks/batching.py); on an H100 both took the same time at 100 to 200 requests (Llama 1B).
+"""
 
 
-def check_mixed_finite(stack: Any) -> None:
-    """Check that the mixed weights of each position are finite in the model's type.
+def choose_plan(positions: int, rows: float, gpu: bool, exact: bool, room: bool) -> tuple[str, str]:
+    """Return the plan for positions with `rows` requests each, and the reason.
 
-    Raises:
-        NotFinite: They are not.
-    """
-    spoiled = getattr(stack, "first_nonfinite", None)
-    if spoiled and (bad := spoiled()) is not None:
-        raise NotFinite(bad, "weights")
-
-
-class Engine(Protocol):
-    """Answers requests with mixtures of experts.
-
-    Attributes:
-        context: Context length in tokens, known after `check`; infinity if the model sets none.
-    """
-
-    context: float
-
-    def check(self, base: BaseModel, pool: ExpertPool) -> Any:
-        """Check everything that `open` needs, without weights, and return the prompts' tokenizer.
-
-        Raises:
-            UserError: What `open` would raise, as far as shapes and settings show it.
-        """
-        ...
-
-    def open(self, base: BaseModel, pool: ExpertPool, device: str) -> None:
-        """Load what is needed on `device` ("cpu", "cuda:0", ...), once.
-
-        Raises:
-            UserError: The pool does not fit the base, or the device is out of memory.
-        """
-        ...
-
-    def generate(
-        self, positions: np.ndarray, requests: Sequence[Sequence[Request]]
-    ) -> list[list[Completion]]:
-        """Answer each of the P positions' [P, K] own list of requests, in order."""
-        ...
-
-
-@runtime_checkable
-class DifferentiableEngine(Engine, Protocol):
-    """An engine with derivatives with respect to the mixing coefficients."""
-
-    def compute_gradient(
-        self, position: np.ndarray, examples: Sequence[Example], slope: bool = True
-    ) -> "Gradient":
-        """Return the loss of the examples' gold answers at a position [G * K], and its derivative.
-
-        Args:
-            slope: `False` leaves the derivative out, which saves the backward pass.
-        """
-        ...
-
-
-@runtime_checkable
-class SupportsClose(Protocol):
-    """An engine that holds resources besides its own memory."""
-
-    def close(self) -> None:
-        """Release what `open` acquired; the engine may be opened again."""
-        ...
-
-
-@runtime_checkable
-class MultiGpuEngine(Protocol):
-    """An engine that uses the first devices visible to its process.
-
-    Attributes:
-        devices: Number of GPUs per engine.
-    """
-
-    devices: int
-
-
-STACK_BELOW = 20
-"""Requests per particle below which a CPU gains by stacking; from benchmarks/batching.py."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceProfile:
-    """Properties of the device and the model that determine the plan, besides the work.
-
-    Attributes:
-        gpu: Whether the model is on a GPU.
-        exact_merge: Whether products are in float32, so that a small update is not rounded away.
-        copy_bytes: Size of a copy of the adapted weights.
-        free_bytes: Free memory on the device.
-    """
-
-    gpu: bool
-    exact_merge: bool
-    copy_bytes: int
-    free_bytes: int
-
-
-def choose_plan(
-    particles: int, rows: int, facts: DeviceProfile, stackable: bool = True
-) -> tuple[str, str]:
-    """Return the plan for `particles` positions with `rows` requests each, and the reason.
-
-    Merging runs one particle at a time at the base's own speed, but in bfloat16 it rounds the
+    Merging runs one position at a time at the base's own speed, but in bfloat16 it rounds the
     update away: of one that is 1 % of the weight's norm, bfloat16's 8 bits leave an error of 17 %,
-    unmerged 0.2 % (test_plan.py). Stacking reads the base weights once for all particles. On an
-    H100 it was the fastest for 4 to 100 requests per particle, and 1 % slower than merging for 200
-    (Llama 1B in bfloat16, without CUDA graphs).
+    unmerged 0.2 % (test_plan.py).
 
     Args:
-        stackable: Whether the particles' requests can share batches: they have the same shape, or
-            the particles the same factors.
+        exact: Whether the model is in float32.
+        room: Whether a copy of the adapted weights fits in the free memory.
     """
-    stackable = stackable and particles > 1
-    if stackable and facts.gpu:
-        return "stacked", "the fastest plan on a GPU"
-    # In bfloat16 a CPU computes a token in less time than it reads the weights.
-    if stackable and (rows < STACK_BELOW or not facts.exact_merge):
-        below = f", below {STACK_BELOW}" if rows < STACK_BELOW else " while the weights are read"
-        return "stacked", f"{rows} requests per particle leave the device idle{below}"
-    if not facts.exact_merge:
-        return "swap", "products are not in float32 and merging would round the update away"
-    if facts.copy_bytes > facts.free_bytes:
-        return "swap", "a copy of the adapted weights does not fit in the memory left"
-    if particles == 1:
-        return "merged", "a single particle runs as fast as the base alone"
-    if not stackable:
-        return "merged", "particles with different requests share no batches outside delta space"
-    return "merged", f"{rows} requests per particle, enough to run as fast as the base alone"
+    least = MERGE_FROM_GPU if gpu else MERGE_FROM_CPU
+    if not exact:
+        return "stacked", "merging would round the update away in 16 bits"
+    if not room:
+        return "stacked", "a copy of the adapted weights does not fit in the memory left"
+    if positions == 1:
+        return "merged", "a single position runs as fast as the base alone"
+    if rows < least:
+        return "stacked", f"{rows:g} requests per position, below {least}"
+    return "merged", f"{rows:g} requests per position, enough to run as fast as the base alone"
 
 
-def profile_device(model: Any, device: str, shapes: Sequence[Sequence[int]]) -> DeviceProfile:
-    """Return the profile that `choose_plan` needs, from the shapes of the adapted linear layers."""
+def free_memory_bytes(device: str) -> int:
+    """Return the free bytes of a device's memory."""
+    if device == "cpu":
+        return available_memory_bytes()
     import torch
 
-    gpu = device != "cpu"
-    if gpu:
-        torch.cuda.empty_cache()
-    free = torch.cuda.mem_get_info(device)[0] if gpu else available_memory_bytes()
-    size = sum(rows * columns for rows, columns in shapes) * model.dtype.itemsize
-    return DeviceProfile(gpu, model.dtype == torch.float32, size, free)
-
-
-def limit_cache_tokens(budget: int, token_bytes: int, free_bytes: int) -> int:
-    """Return the maximum number of tokens in all slots of a GPU.
-
-    Args:
-        budget: Padded tokens in a batch.
-        token_bytes: Bytes of one token in the key-value cache.
-        free_bytes: Memory beside the weights. The cache takes at most half, if that is a batch.
-    """
-    # Whole batches: a little more or less memory must not change which rows decode together.
-    return budget * max(1, min(CACHE_BATCHES, free_bytes // 2 // (budget * token_bytes)))
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
 
 
 def out_of_memory(device: Any, plan: str, rows: int, tokens: int) -> UserError:

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from swarm.engine.batched_lora import BatchedLoraLinear, Routing
-from swarm.engine.decode import cache_argument, can_share_prefix
+from swarm.engine.decode import SlotCacheLayers, cache_argument, can_share_prefix
+from swarm.engine.lora import LoraLinear
 
 ARCHITECTURES = ("LlamaModel", "MistralModel", "Qwen2Model")
 """Classes of transformers with the same forward, as long as attention is full in all layers."""
@@ -72,20 +72,21 @@ class TokenLayout:
 
 
 def lay_out_tokens(
-    shape: tuple[int, int], mask: torch.Tensor | None, past: int, particles: int, dtype: torch.dtype
+    shape: tuple[int, int], mask: torch.Tensor | None, past: int, dtype: torch.dtype
 ) -> TokenLayout:
     """Return the layout of a batch.
 
-    Padding remains where the particles' blocks have different numbers of tokens.
-
     Args:
         shape: R and T.
-        mask: [R, past + T], 1 where a token is real; `None` if all are.
+        mask: [R, past + T], 1 where a token is real, or [R, 1, 1, S] for T = 1; `None` if all are.
         past: Number of cached columns.
-        particles: Number of equal blocks of rows.
         dtype: Type of the attention scores.
     """
     rows, columns = shape
+    if mask is not None and mask.dim() == 4:
+        slots = AttentionGroup(slice(0, rows), 1, slice(0, rows), None)
+        hidden = torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -torch.inf)
+        return TokenLayout(shape, None, (slots,), hidden)
     all_real = mask is None or bool(mask.all())
     attended = None
     if columns > 1 and (past or not all_real):
@@ -102,8 +103,7 @@ def lay_out_tokens(
         return TokenLayout(shape, None, (whole,), scores)
     real = mask[:, past:].bool()
     lengths = real.sum(1)
-    left_padded = bool((real.cummax(1).values == real).all())
-    if not left_padded or len(lengths.view(particles, -1).sum(1).unique()) > 1:
+    if not bool((real.cummax(1).values == real).all()):  # not padded on the left
         return TokenLayout(shape, None, (whole,), scores)
     index = real.flatten().nonzero()[:, 0]
     if past:  # a group would have to skip columns between cached and new keys
@@ -139,24 +139,22 @@ class Buffers:
         count: Number of tokens, N.
         layout: Their layout.
         dtype: Type of the model.
-        together: Whether the feed-forward layers multiply all rows at once.
     """
 
-    def __init__(
-        self, config: Any, count: int, layout: TokenLayout, dtype: torch.dtype, together: bool
-    ) -> None:
+    def __init__(self, config: Any, count: int, layout: TokenLayout, dtype: torch.dtype) -> None:
         new = partial(torch.empty, dtype=dtype)
         size, inner = config.hidden_size, config.intermediate_size
         head = getattr(config, "head_dim", None) or size // config.num_attention_heads
         queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
         self.head = head
         self.block = max(1, min(count, BLOCK_ELEMENTS // size))
-        self.wide_block = count if together else max(1, min(count, 2 * self.block))
+        self.wide_block = max(1, min(count, 2 * self.block))
         self.normed, self.attended = new(count, size), new(count, queries)
         self.query, self.key, self.value = new(count, queries), new(count, keys), new(count, keys)
         self.half = new(count * queries // 2)
         self.gate, self.up = (new(self.wide_block, inner) for _ in range(2))
         self.down = new(self.wide_block, size)
+        self.particles: torch.Tensor | None = None
         self.exact, self.squares = (torch.empty(self.block, size) for _ in range(2))
         # Padding stays zero: only real tokens are written.
         padded = 0 if layout.index is None else layout.shape[0] * layout.shape[1]
@@ -199,15 +197,15 @@ class CpuForward:
         from transformers import DynamicCache
         from transformers.modeling_outputs import BaseModelOutputWithPast
 
-        particles, routing = self._count_particles()
+        known, particles = self._find_particles()
         cache = options.pop(self._cache_keyword, None)
         supported = (
             torch.is_inference_mode_enabled()
             and input_ids is not None
             and position_ids is not None
-            and particles is not None
-            and (attention_mask is None or attention_mask.dim() == 2)
-            and (cache is None or type(cache) is DynamicCache)
+            and known
+            and (attention_mask is None or attention_mask.dim() == 2 or input_ids.shape[1] == 1)
+            and (cache is None or type(cache) in (DynamicCache, SlotCacheLayers))
             and not any(option is not None for option in options.values())
         )
         if not supported:
@@ -219,23 +217,20 @@ class CpuForward:
                 **{self._cache_keyword: cache},
                 **options,
             )
-        assert input_ids is not None and position_ids is not None and particles is not None
+        assert input_ids is not None and position_ids is not None
         if cache is None and use_cache:
             cache = DynamicCache(config=self.decoder.config)
         past = 0 if cache is None else cache.get_seq_length()
         rows, columns = input_ids.shape
         kind = self.decoder.dtype
-        blocks = particles if routing is None else 1
-        layout = lay_out_tokens((rows, columns), attention_mask, past, blocks, kind)
+        layout = lay_out_tokens((rows, columns), attention_mask, past, kind)
         ids, positions = input_ids.flatten(), position_ids.expand(rows, columns).flatten()
         if layout.index is not None:
             ids, positions = ids[layout.index], positions[layout.index]
-        if routing is not None:
-            each = routing.particles.repeat_interleave(columns)
-            routing.tokens = each if layout.index is None else each[layout.index]
+        if particles is not None:
+            particles = particles.repeat_interleave(columns)
+            particles = particles if layout.index is None else particles[layout.index]
         states = self._run_layers(ids, positions, layout, cache, particles)
-        if routing is not None:
-            routing.tokens = None  # transformers' own forward computes padding
         if layout.index is not None:
             padded = states.new_zeros(rows * columns, states.shape[1])
             states = padded.index_copy_(0, layout.index, states)
@@ -243,27 +238,17 @@ class CpuForward:
             last_hidden_state=states.view(rows, columns, -1), **{self._cache_keyword: cache}
         )
 
-    def _count_particles(self) -> tuple[int | None, Routing | None]:
-        """Return the number of particles, `None` if a layer is of an unknown kind, and the routing.
-
-        Without a routing, rows are in equal blocks.
-        """
-        counts: set[int] = {1}
-        routing: Routing | None = None
+    def _find_particles(self) -> tuple[bool, torch.Tensor | None]:
+        """Return whether all layers are of a known kind, and the positions of the rows."""
+        particles = None
         for layer in self.decoder.layers:
             for name, module in (*layer.self_attn.named_children(), *layer.mlp.named_children()):
                 linear = module
-                if isinstance(module, BatchedLoraLinear):
-                    linear = module.linear
-                    shares = module.down if module.shares is None else module.shares
-                    routing = module.routing
-                    if module.static is not None or (routing and module.shares is None):
-                        return None, None
-                    if module.merged is None and shares is not None:
-                        counts.add(len(shares))
+                if isinstance(module, LoraLinear):
+                    linear, particles = module.linear, module.routing.particles
                 if name.endswith("_proj") and type(linear) is not nn.Linear:
-                    return None, None
-        return max(counts), routing
+                    return False, None
+        return True, particles
 
     def _run_layers(
         self,
@@ -271,24 +256,21 @@ class CpuForward:
         positions: torch.Tensor,
         layout: TokenLayout,
         cache: Any,
-        particles: int,
+        particles: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return the normalized states [N, H] of N tokens."""
+        """Return the normalized states [N, H] of N tokens, each of its position in `particles`."""
         decoder = self.decoder
         states: torch.Tensor = decoder.embed_tokens(ids)
-        # A block of rows must not cut the block of a particle.
-        together = particles > 1 and any(
-            isinstance(module, BatchedLoraLinear)
-            for layer in decoder.layers
-            for module in layer.mlp.children()
-        )
-        buffers = Buffers(decoder.config, len(ids), layout, states.dtype, together)
+        buffers = Buffers(decoder.config, len(ids), layout, states.dtype)
+        buffers.particles = particles
         cosine, sine = decoder.rotary_emb(states[None], position_ids=positions[None])
         angles = cosine[0][:, None], sine[0][:, None]
         for number, layer in enumerate(decoder.layers):
             self._normalize(layer.input_layernorm, states, buffers)
             self._attend(layer.self_attn, number, angles, layout, cache, buffers)
-            states.add_(self._multiply(layer.self_attn.o_proj, buffers.attended, buffers.normed))
+            states.add_(
+                self._multiply(layer.self_attn.o_proj, buffers.attended, buffers.normed, particles)
+            )
             self._normalize(layer.post_attention_layernorm, states, buffers)
             self._feed_forward(layer.mlp, states, buffers)
         self._normalize(decoder.norm, states, buffers)
@@ -322,9 +304,9 @@ class CpuForward:
         """Write the attention of `buffers.normed` to `buffers.attended`, before the output."""
         normed = buffers.normed
         real = [
-            self._multiply(attention.q_proj, normed, buffers.query),
-            self._multiply(attention.k_proj, normed, buffers.key),
-            self._multiply(attention.v_proj, normed, buffers.value),
+            self._multiply(attention.q_proj, normed, buffers.query, buffers.particles),
+            self._multiply(attention.k_proj, normed, buffers.key, buffers.particles),
+            self._multiply(attention.v_proj, normed, buffers.value, buffers.particles),
         ]
         for turned in real[:2]:
             _rotate(turned.view(len(turned), -1, buffers.head), *angles, buffers.half)
@@ -363,23 +345,27 @@ class CpuForward:
     def _feed_forward(self, mlp: Any, states: torch.Tensor, buffers: Buffers) -> None:
         """Add the feed-forward network of `buffers.normed` to the states."""
         for start in range(0, len(states), buffers.wide_block):
-            rows = buffers.normed[start : start + buffers.wide_block]
-            gate = self._multiply(mlp.gate_proj, rows, buffers.gate[: len(rows)])
+            block = slice(start, start + buffers.wide_block)
+            rows = buffers.normed[block]
+            particles = None if buffers.particles is None else buffers.particles[block]
+            gate = self._multiply(mlp.gate_proj, rows, buffers.gate[: len(rows)], particles)
             torch.ops.aten.silu.out(gate, out=gate)
-            gate.mul_(self._multiply(mlp.up_proj, rows, buffers.up[: len(rows)]))
-            states[start : start + buffers.wide_block].add_(
-                self._multiply(mlp.down_proj, gate, buffers.down[: len(rows)])
+            gate.mul_(self._multiply(mlp.up_proj, rows, buffers.up[: len(rows)], particles))
+            states[block].add_(
+                self._multiply(mlp.down_proj, gate, buffers.down[: len(rows)], particles)
             )
 
-    def _multiply(self, module: Any, rows: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    def _multiply(
+        self, module: Any, rows: torch.Tensor, out: torch.Tensor, particles: torch.Tensor | None
+    ) -> torch.Tensor:
         """Return a linear layer's output for `rows` [N, in], written to `out` or new memory."""
-        adapted = module if isinstance(module, BatchedLoraLinear) else None
+        adapted = module if isinstance(module, LoraLinear) else None
         linear = module if adapted is None else adapted.linear
         if adapted is not None and adapted.merged is not None:
             return _multiply_into(rows, adapted.merged, linear.bias, out)
         out = self._multiply_by(linear, rows, linear.weight, linear.bias, out)
         if adapted is not None:
-            adapted.add_update(rows, out)
+            adapted.add_update(rows, out, particles)
         return out
 
     def _multiply_by(

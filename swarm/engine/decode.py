@@ -169,7 +169,10 @@ def noise_keys(rows: "Sequence[DecodingRow | None]", steps: int, device: Any) ->
     """Return the keys of the next tokens' noise, [steps, R, 2]; zeros for greedy rows."""
     drawn = [row if row and row.temperature else None for row in rows]
     numbers = [
-        [random_key(row.draw.key, len(row.new) + step) if row and row.draw else (0, 0) for row in drawn]
+        [
+            random_key(row.draw.key, len(row.new) + step) if row and row.draw else (0, 0)
+            for row in drawn
+        ]
         for step in range(steps)
     ]
     keys = torch.tensor(numbers, dtype=torch.int32)
@@ -261,15 +264,11 @@ class Reader:
         self.model, self.mixer, self.pad = model, mixer, pad
         self.copies = can_share_prefix(model)
 
-    def route(self, particles: Sequence[int]) -> torch.Tensor:
-        """Set the positions of the rows of the next forward passes, and return them on the device."""
-        index = torch.tensor(particles, device=self.model.device)
-        self.mixer.route_rows(index)
-        return index
+    def route(self, particles: Sequence[int]) -> None:
+        """Set the positions of the rows of the next forward passes."""
+        self.mixer.route_rows(torch.tensor(particles, device=self.model.device))
 
-    def read_prefix(
-        self, prompts: Sequence[list[int]], particles: Sequence[int]
-    ) -> Prefix | None:
+    def read_prefix(self, prompts: Sequence[list[int]], particles: Sequence[int]) -> Prefix | None:
         """Read what all prompts begin with, if that is long and shared by rows of a position."""
         different = sorted(set(particles))
         if len(prompts) == len(different) or not self.copies:
@@ -380,7 +379,7 @@ def supports_slots(model: Any) -> bool:
 
 
 LENGTH_BUCKET = 64
-"""Multiple to which the tokens of a slot are rounded up on a GPU, so that few shapes are captured."""
+"""Multiple to which a slot's tokens are rounded up on a GPU, so that few shapes are captured."""
 
 PREFILL_DIVISOR = 4
 """Share of the slots' tokens that is read at once."""
@@ -392,7 +391,7 @@ COMPACT_BELOW = 0.75
 """Share of live rows below which a batch is made narrower."""
 
 STEPS_PER_READ = 8
-"""Captured steps between two times that the host reads tokens; an ended text decodes on till then."""
+"""Captured steps between two reads of tokens by the host; an ended text decodes on until then."""
 
 REFILL_SHARE = 0.125
 """Share of free slots from which prompts are read: a prefill costs more than a few idle slots."""
@@ -461,7 +460,9 @@ class SlotCache(OwnCache):
     def fill(self, batch: PrefilledBatch, rows: torch.Tensor, slots: torch.Tensor) -> None:
         """Copy these rows of a prefill into slots."""
         if self._cache is None:
-            self._cache = Cache(layers=[SlotLayer(layer, self) for layer in batch.cache.layers])
+            self._cache = SlotCacheLayers(
+                layers=[SlotLayer(layer, self) for layer in batch.cache.layers]
+            )
         # Real tokens first: padding is before a prompt, or between a shared prefix and its rest.
         mask = batch.mask[rows]
         columns = mask.argsort(dim=1, descending=True, stable=True)[:, : int(mask.sum(1).max())]
@@ -480,6 +481,10 @@ class SlotCache(OwnCache):
         self.shape, self.positions = shape, positions
         mask = (self._columns[: shape.length] <= positions[:, None])[:, None, None]
         return {"attention_mask": mask, **cache_argument(model, self._cache)}
+
+
+class SlotCacheLayers(Cache):
+    """Keys and values of all layers in slots."""
 
 
 class SlotLayer(CacheLayerMixin):
@@ -688,11 +693,11 @@ class Decoder:
             self._rows[slot] = rows[index]
         if not self._refills:
             self._width = len(kept)
-        target, index = (torch.tensor(one, device=self._device) for one in (slots, kept))
-        self._cache.fill(batch, index, target)
-        self._tokens[target], self._heats[target] = chosen["tokens"][index], heats[index]
-        self._positions[target] = batch.position[index, 0] + 1
-        self._particles[target] = torch.tensor(particles, device=self._device)[index]
+        target, source = (torch.tensor(one, device=self._device) for one in (slots, kept))
+        self._cache.fill(batch, source, target)
+        self._tokens[target], self._heats[target] = chosen["tokens"][source], heats[source]
+        self._positions[target] = batch.position[source, 0] + 1
+        self._particles[target] = torch.tensor(particles, device=self._device)[source]
 
     def _compact(self) -> None:
         """Move the last rows to the first slots, and use fewer of them."""

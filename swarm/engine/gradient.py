@@ -2,7 +2,7 @@
 
 Only the G x K coefficients are parameters: the base and the experts are frozen, so a position with
 9 coefficients has 9 partial derivatives, whatever the size of the model. The loss passes through
-the batched LoRA layers (`swarm.engine.batched_lora`), where autograd sums the derivative of every
+the LoRA layers (`swarm.engine.lora`), where autograd sums the derivative of every
 adapted module into the coefficients of its group.
 """
 
@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from swarm.engine.batched_lora import BatchedLoraLinear, Routing
 from swarm.engine.decode import can_share_prefix
+from swarm.engine.lora import LoraLinear
 from swarm.errors import NotFinite
 from swarm.models.base import Example, prompt_text
 from swarm.pool.prompt_router import PromptRouter
 
 if TYPE_CHECKING:
-    from swarm.engine.batched_lora import BatchedLoraModel
+    from swarm.engine.lora import LoraLayers
 
 
 OVERFLOW = (
@@ -246,7 +246,7 @@ def _select_states(head: Any, chosen: torch.Tensor) -> Iterator[None]:
 
     An adapted head computes all, as it needs to know the particle of each position.
     """
-    if head is None or isinstance(head, BatchedLoraLinear):
+    if head is None or isinstance(head, LoraLinear):
         yield
         return
     hook = head.register_forward_pre_hook(
@@ -295,7 +295,7 @@ def can_pack_choices(model: Any) -> bool:
 
 def compute_loss_and_gradient(
     model: Any,
-    stack: "BatchedLoraModel",
+    layers: "LoraLayers",
     position: np.ndarray,
     batches: Iterable[ExampleBatch],
     slope: bool = True,
@@ -304,14 +304,14 @@ def compute_loss_and_gradient(
     """Return loss and derivative at a position, flattened [R * G * K].
 
     Args:
-        model: A causal language model of transformers with the layers of `stack`.
+        model: A causal language model of transformers with these layers.
         position: [R, G * K], coefficients of each route.
         slope: Whether to compute the derivative.
         checkpointing: Recompute each layer's activations in the backward pass.
 
     Raises:
         torch.OutOfMemoryError: One batch does not fit on the device.
-        NotFinite: Mixed weights, or the loss, are not finite. A nonfinite derivative, as where
+        NotFinite: The loss is not finite. A nonfinite derivative, as where
             float16 overflows in the backward pass alone, is left to the caller.
     """
     leaf = torch.tensor(position, dtype=torch.float32, device=model.device, requires_grad=slope)
@@ -320,25 +320,16 @@ def compute_loss_and_gradient(
         with torch.set_grad_enabled(slope), checkpoint_activations(model, checkpointing and slope):
             for batch in batches:
                 # Attach again for each batch: a backward pass frees the graph of the coefficients.
-                if len(leaf) == 1:
-                    stack.attach_positions(leaf)
-                elif batch.shares_lines:
-                    stack.attach_positions(leaf)
-                    stack.route_rows(Routing.of_rows(batch.routes, len(leaf), model.device))
-                else:
-                    stack.attach_positions(leaf[batch.routes])
-                    stack.route_rows(None)
+                layers.attach_positions(leaf)
+                layers.route_rows(torch.tensor(batch.routes, device=model.device))
                 loss = batch.compute_loss(model)
                 if not math.isfinite(value := loss.item()):
-                    raise NotFinite(
-                        0, "activations" if stack.first_nonfinite() is None else "weights"
-                    )
+                    raise NotFinite(0, "activations")
                 if slope:
                     loss.backward()
                 total += Gradient(value, np.zeros(position.size))
     finally:
-        stack.clear_positions()
-        stack.route_rows(None)
+        layers.clear_positions()
     if leaf.grad is None:
         return total
     return Gradient(total.loss, leaf.grad.flatten().double().cpu().numpy())
@@ -349,7 +340,6 @@ def batch_examples(
     pad: int,
     budget: int,
     packed: bool,
-    fill: bool,
 ) -> Iterator[ExampleBatch]:
     """Yield batches, the longest examples first.
 
@@ -359,11 +349,9 @@ def batch_examples(
         budget: Tokens of a batch. If each row has a line, they contain the padding; otherwise,
             there is little.
         packed: Whether a row may contain several choices, if that fits into the budget.
-        fill: Whether a line may contain several packed rows: these may differ in their coefficients
-            but not in their factors.
     """
     packed = packed and max(one.row_length(True) for one in examples) <= budget
-    line = LINE_TOKENS if packed and fill else 0
+    line = LINE_TOKENS if packed else 0
     waiting = sorted(examples, key=lambda one: -one.row_length(packed))
     while waiting:
         sizes = [one.row_length(packed) if line else len(one.rows(packed)) for one in waiting]

@@ -1,8 +1,8 @@
 """Linear layers with the experts' low-rank updates, weighted by the position of each row.
 
-A of all experts stand one above the other and B side by side, and a row's coefficients c are
-applied between the two: `y = W x + B (c * (A x))` (arXiv 2106.09685, summed over the experts). In the
-factor space, where A and B are mixed separately, they are applied twice: `B (c * sum_k c_k A_k x)`.
+A of all experts stand one above the other and B side by side, and the coefficients c of a row are
+applied between the two: `y = W x + B (c * (A x))` (arXiv 2106.09685, summed over the experts). In
+the factor space, which mixes A and B separately, it is `y = W x + B (c * sum_k c_k A_k x)`.
 
 There is no second product, such as one with the mixed factors of each position, which has K times
 fewer multiplications: this one reads base and factors once for any number of positions, takes rows
@@ -139,7 +139,10 @@ class LoraLayers(Mixer):
         self._count = 1
         modules = dict(model.named_modules())
         for name, factors in basis.items():
-            linear, (inputs, outputs) = modules.get(name), (factors[0].shape[-1], factors[1].shape[-2])
+            linear, (inputs, outputs) = (
+                modules.get(name),
+                (factors[0].shape[-1], factors[1].shape[-2]),
+            )
             if not isinstance(linear, nn.Linear):
                 raise ValueError(f"it has no linear layer {name}, which they adapt")
             if (linear.in_features, linear.out_features) != (inputs, outputs):
@@ -165,6 +168,7 @@ class LoraLayers(Mixer):
         self._count, self._held = len(coefficients), None
         moved = self._move(coefficients)
         if merge:
+            self.version += any(layer.merged is None for layer in self._layers.values())
             for layer in self._layers.values():
                 layer.merge(moved[0])
         else:
@@ -181,9 +185,7 @@ class LoraLayers(Mixer):
             self.version += 1
         for layer, buffer in zip(self._layers.values(), self._buffers, strict=True):
             if fits:
-                torch.index_select(
-                    coefficients, 1, layer.places, out=buffer[: len(coefficients)]
-                )
+                torch.index_select(coefficients, 1, layer.places, out=buffer[: len(coefficients)])
             layer.shares, layer.merged = buffer, None
 
     def attach_positions(self, coefficients: torch.Tensor) -> None:
@@ -194,7 +196,8 @@ class LoraLayers(Mixer):
 
     def _move(self, coefficients: torch.Tensor) -> torch.Tensor:
         """Return coefficients in float32 on the device, in one transfer for all layers."""
-        device, coefficients = self._model.device, coefficients.to(torch.float32)
+        device: torch.device = self._model.device  # type: ignore[assignment]
+        coefficients = coefficients.to(torch.float32)
         if device.type == "cuda":
             # Pinned memory is copied without waiting for the device.
             return coefficients.pin_memory().to(device, non_blocking=True)

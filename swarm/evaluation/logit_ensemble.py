@@ -80,7 +80,7 @@ class TokenEnsembleCandidate:
         if not requests:
             return []
         weights = self.compute_weights(requests)
-        completions = self.engine.generate_weighted(weights, requests)
+        completions = [one for (one,) in self.engine.generate(weights, [[one] for one in requests])]
         found = []
         for row, one in zip(weights, completions, strict=True):
             heard = int(np.count_nonzero(row))

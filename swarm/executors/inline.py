@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Iterable, Iterator
 
-from swarm.engine.base import MultiGpuEngine
 from swarm.errors import UserError
 from swarm.executors.worker import (
     Job,
@@ -36,7 +35,7 @@ class InlineExecutor:
 
     def open(self, worker: Worker) -> None:
         """See `swarm.executors.Executor`."""
-        if isinstance(worker.engine, MultiGpuEngine) and self._gpus:
+        if worker.engine.first_devices and self._gpus:
             if self._gpus != [0]:
                 raise UserError(
                     f"gpus={self._gpus}: this engine uses the first visible GPU; use "

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from swarm.engine.base import MultiGpuEngine
 from swarm.errors import UserError
 from swarm.executors.worker import (
     Job,
@@ -63,7 +62,7 @@ def run_worker_process(
 
 def is_model_sharded(worker: Worker) -> bool:
     """Return whether a model is sharded over processes that its engine starts."""
-    return isinstance(worker.engine, MultiGpuEngine) and worker.engine.devices > 1
+    return worker.engine.devices > 1
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from swarm.engine.base import ExpertPool, MultiGpuEngine
+from swarm.engine.base import ExpertPool
 from swarm.errors import UserError, install_command
 from swarm.executors.processes import MAX_DEATHS
 from swarm.executors.worker import (
@@ -446,7 +446,7 @@ class RayExecutor:
         """Return the GPUs per worker and the number of workers."""
         nodes = list_nodes()
         devices = [node.get("GPU", 0) for node in nodes]
-        group = worker.engine.devices if isinstance(worker.engine, MultiGpuEngine) else 1
+        group = worker.engine.devices
         share = (group if any(devices) else 0.0) if self._gpu_share is None else self._gpu_share
         if group > 1 and 0 < share < group:
             raise UserError(

@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from swarm.engine.base import (
-    DifferentiableEngine,
     Engine,
     ExpertPool,
-    MultiGpuEngine,
-    SupportsClose,
 )
 from swarm.engine.base_model import BaseModel
 from swarm.errors import NotFinite, UserError
@@ -58,7 +55,7 @@ def group_gpus(gpus: list[int], engine: Engine) -> list[list[int]]:
     Raises:
         UserError: The engine takes more than one, and some would be left over.
     """
-    size = engine.devices if isinstance(engine, MultiGpuEngine) else 1
+    size = engine.devices
     if len(gpus) % size:
         raise UserError(
             f"gpus={gpus} with engine.tensor_parallel_size={size}: each worker uses {size}; "
@@ -75,7 +72,7 @@ def select_device(gpus: Sequence[int], engine: Engine) -> str:
     """
     if not gpus:
         return "cpu"
-    if not isinstance(engine, MultiGpuEngine):
+    if not engine.first_devices:
         return f"cuda:{gpus[0]}"
     shown = os.environ.get("CUDA_VISIBLE_DEVICES", "")
     names = shown.split(",") if shown else [str(number) for number in range(max(gpus) + 1)]
@@ -183,7 +180,7 @@ class Worker:
 
     def close(self) -> None:
         """Release what `open` acquired."""
-        if self._device is not None and isinstance(self.engine, SupportsClose):
+        if self._device is not None:
             self.engine.close()
         self._device = None
 
@@ -216,7 +213,6 @@ class Worker:
 
     def _compute_gradient(self, job: Job, task: Task, items: Sequence[Item]) -> JobResult:
         """Return the loss of the items at the job's position, and its derivative."""
-        assert isinstance(self.engine, DifferentiableEngine)
         (position,) = np.array(job.positions, dtype=np.float64)
         examples = task.gold_examples(items)
         if job.split == "entropy":

@@ -14,7 +14,7 @@ import numpy as np
 from swarm._util.files import name_fault, path_fault, short_digest
 from swarm._util.secrets import identity_values
 from swarm._version import __version__
-from swarm.engine.base import DifferentiableEngine, Engine, ExpertPool
+from swarm.engine.base import Engine, ExpertPool
 from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
 from swarm.loop.evaluator import Budget
@@ -179,7 +179,7 @@ def route_pool(
     reason = None
     if task.rounds > 1 or any(len(mine) > 1 for mine in prompts):
         reason = f"task {task.name} sends several prompts about an item"
-    elif not hasattr(engine, "router"):
+    elif not engine.routes:
         reason = "the engine does not route prompts; use engine=hf or vllm"
     if reason and pool.routed:
         raise UserError(f"pool.routes: {reason}, or pool.routes=1")
@@ -205,7 +205,7 @@ def gradients_unavailable_reason(task: Task, engine: Engine, pool: ExpertPool) -
     """Return the reason why gradients of the gold answers' loss are unavailable, or `None`."""
     if (wrong := task.gold_error) is not None:
         return wrong
-    if not isinstance(engine, DifferentiableEngine) or not hasattr(pool, "modules"):
+    if not engine.differentiable:
         return "gradients need engine=hf and a pool of adapters"
     return None
 

@@ -119,8 +119,6 @@ class Batcher:
             # Drop the engine first: its state is undefined if loading fails.
             engine, self._engine, self._positions = self._engine, None, np.zeros((0, 0))
             self._engine = group.load(self._device, engine)
-            # One plan for all rounds, so that an answer does not depend on the number of requests.
-            self._engine.plan = "stacked"
             self._positions = group.positions
 
     def is_loaded(self, place: int) -> bool:

@@ -130,30 +130,27 @@ class AdapterGroup:
 
     def check(self) -> None:
         """See `ModelGroup.check`; reads every weight of the adapters once."""
-        from swarm.engine.batched_lora import install_lora_layers
+        from swarm.engine.lora import install_lora_layers
 
         model, _ = load_cached_without_weights(self.base)
         factors = {
             name: [one.to("meta") for one in pair] for name, pair in self._build_basis().items()
         }
-        install_lora_layers(
-            model, factors, "meta", self.base, self._experts_folder()
-        ).remove_layers()
+        install_lora_layers(model, factors, str(self.base.path), self._experts_folder()).remove()
 
     def load(self, device: str, engine: HFEngine | None = None) -> HFEngine:
         """See `ModelGroup.load`."""
-        basis, folder = self._build_basis(), self._experts_folder()
-        if engine is not None:
-            engine.replace_adapters(self.base, device, basis, folder, summed=True)
-            return engine
-        engine = HFEngine()
-        engine.load_base(self.base, device, basis, folder, summed=True)
+        if engine is None:
+            # One plan for all rounds, so that an answer does not depend on the number of requests.
+            engine = HFEngine("stacked")
+            engine.load_base(self.base, device)
+        engine.set_adapters(self._build_basis(), self._experts_folder())
         return engine
 
     def _experts_folder(self) -> str | Path:
         return self.adapters[0].folder.parent if self.adapters else ""
 
-    def _build_basis(self) -> dict[str, tuple["Tensor", "Tensor"]]:
+    def _build_basis(self) -> dict[str, list["Tensor"]]:
         return build_basis(self.adapters)
 
     def fingerprint(self) -> str:
@@ -297,8 +294,10 @@ def load_cached_without_weights(base: BaseModel) -> tuple[Any, Any]:
 WITHOUT_WHEEL: Mapping[str, Any] = {"wheel": None, "wheel_sha256": None, "wheel_file": None}
 
 
-def build_basis(adapters: Sequence[Adapter]) -> dict[str, tuple["Tensor", "Tensor"]]:
-    """Return A [K, rank, in] and B [K, out, rank], including the scaling, of each adapted module.
+def build_basis(adapters: Sequence[Adapter]) -> dict[str, list["Tensor"]]:
+    """Return A [R, in], B [out, R] including the scaling, and the adapter of each of R rows.
+
+    See `swarm.engine.lora.Factors`; by name of the adapted module.
 
     Raises:
         UserError: A module's shape differs between adapters, or a weight is not finite.
@@ -306,16 +305,15 @@ def build_basis(adapters: Sequence[Adapter]) -> dict[str, tuple["Tensor", "Tenso
     import torch
 
     found = {}
-    for module, (inputs, outputs) in common_shapes(adapters).items():
+    for module in common_shapes(adapters):
         adapting = [(k, one) for k, one in enumerate(adapters) if module in one.shapes]
-        rank = max(one.shapes[module][2] for _, one in adapting)
-        down = torch.zeros(len(adapters), rank, inputs)
-        up = torch.zeros(len(adapters), outputs, rank)
-        for k, one in adapting:
-            a, b = one.load_factors(module)
-            down[k, : len(a)] = a
-            up[k, :, : len(a)] = b
-        found[module] = (down, up)
+        pairs = [one.load_factors(module) for _, one in adapting]
+        places = [k for (k, _), (a, _) in zip(adapting, pairs, strict=True) for _ in a]
+        found[module] = [
+            torch.cat([a.float() for a, _ in pairs]),
+            torch.cat([b.float() for _, b in pairs], dim=1),
+            torch.tensor(places),
+        ]
     return found
 
 

@@ -60,8 +60,8 @@ ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 IN_ALL_PLANS = ("factor, mixed experts", "delta, kind", "delta, two routes", "delta, made rows")
 ANSWERED = [
-    *((kind, plan) for kind in ADAPTERS for plan in ("stacked", "slots")),
-    *((kind, plan) for kind in IN_ALL_PLANS for plan in ("swap", "merged")),
+    *((kind, "stacked") for kind in ADAPTERS),
+    *((kind, plan) for kind in IN_ALL_PLANS for plan in ("merged", "own cache")),
     *(("full models", ""), ("token ensemble", "")),
 ]
 
@@ -117,8 +117,9 @@ def answer(folder: Path, kind: str, plan: str, seed: int, top: int = 0) -> dict[
     """The text and the choices' log probabilities of each position and prompt."""
     engine, pool = open_kind(folder, kind)
     if plan:
-        engine.plan = plan.replace("slots", "stacked")
-        engine.continuous = plan == "slots"  # as on a GPU
+        engine.plan = "merged" if plan == "merged" else "stacked"
+        engine._decoder._refills = plan != "own cache"  # as of models with sliding windows
+        engine._decoder.release()
     positions = draw_positions(kind, pool, seed)
     asked: Sequence[Request] = [Request(one, NEW_TOKENS, top_logprobs=top) for one in PROMPTS]
     texts = engine.generate(positions, [asked] * POSITIONS)
@@ -172,15 +173,15 @@ def test_answers_are_the_recorded_ones(
 
 def record(folder: Path, kind: str, plan: str) -> dict[str, Any]:
     """The answers with the first seed at which each token is likelier than all others by far."""
-    choose, margins = decode.sample_tokens, []
+    choose, margins = decode.choose_tokens, []
 
-    def note_margins(logits: torch.Tensor, rows: Sequence[Any]) -> torch.Tensor:
+    def note_margins(logits: torch.Tensor, *others: Any) -> dict[str, torch.Tensor]:
         best = logits.topk(2).values
-        margins.extend((best[:, 0] - best[:, 1])[[row.live for row in rows]].tolist())
-        return choose(logits, rows)
+        margins.extend((best[:, 0] - best[:, 1]).tolist())
+        return choose(logits, *others)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decode, "sample_tokens", note_margins)
+        patch.setattr(decode, "choose_tokens", note_margins)
         for seed in range(MOST_SEEDS):
             margins.clear()
             found = answer(folder, kind, plan, seed, top=1)

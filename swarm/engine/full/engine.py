@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swarm.engine.base import ExpertPool
+from swarm.engine.base import ExpertPool, Mixer
 from swarm.engine.base_model import BaseModel
 from swarm.engine.full.checkpoint import check_settings
 from swarm.engine.full.pool import FullModelPool
@@ -25,11 +25,10 @@ class FullWeightsEngine(HFEngine):
         max_tokens: See `swarm.engine.hf.HFEngine`.
     """
 
-    def __init__(self, max_tokens: int | None = None) -> None:
-        super().__init__("swap", max_tokens)
+    routes = differentiable = fixed_weights = False
 
-    fixed_weights = False
-    """See `swarm.engine.hf.HFEngine`."""
+    def __init__(self, max_tokens: int | None = None) -> None:
+        super().__init__("merged", max_tokens)
 
     def check(self, base: BaseModel, pool: ExpertPool) -> Any:
         """See `swarm.engine.base.Engine`."""
@@ -44,11 +43,11 @@ class FullWeightsEngine(HFEngine):
     def open(self, base: BaseModel, pool: ExpertPool, device: str) -> None:
         """See `swarm.engine.base.Engine`."""
         models = as_full_model_pool(pool)
-        self.load_base(base, device, {}, "")
-        self._stack = ResidentModel(self._model, models)
+        self.load_base(base, device)
+        self._set_mixer(ResidentModel(self._model, models))
 
 
-class ResidentModel:
+class ResidentModel(Mixer):
     """A model in memory that is set to one position after the other.
 
     Args:

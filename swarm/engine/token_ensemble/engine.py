@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from swarm._util.files import parse_json
-from swarm.engine.base import ExpertPool
+from swarm.engine.base import ExpertPool, Mixer
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import BATCH_CPU, BATCH_GPU, HFEngine
 from swarm.engine.token_ensemble.members import MIXTURE_FILE, ModelEnsemble
@@ -36,8 +36,10 @@ class TokenEnsembleEngine(HFEngine):
     """
 
     def __init__(self, max_tokens: int | None = None) -> None:
-        # A mixed model runs all particles at once, as a stacked one does.
+        # A mixed model runs all positions at once, as a stacked one does.
         super().__init__("stacked", max_tokens)
+
+    routes = differentiable = False
 
     def check(self, base: BaseModel, pool: ExpertPool) -> Any:
         """See `swarm.engine.base.Engine`."""
@@ -50,34 +52,12 @@ class TokenEnsembleEngine(HFEngine):
         models, self._tokenizer, width = collect_compatible(
             as_model_ensemble(pool).load_members(device)
         )
-        self._model = self._stack = EnsembleModel(models, width)
+        self._model = EnsembleModel(models, width)
         self._count = len(models)
         self._budget = self.max_tokens or (BATCH_CPU if device == "cpu" else BATCH_GPU)
         self._ends = frozenset().union(*(end_token_ids(model, self._tokenizer) for model in models))
         self._context = min(map(context_length_of, models))
-
-    def generate_weighted(
-        self, weights: np.ndarray, requests: Sequence[Request]
-    ) -> list[Completion]:
-        """Answer each of R requests with a separate mixture, with weights [R, K].
-
-        A model reads only the requests in which it has a weight. To the mixed model each request is
-        a particle, so that finished ones stay in their batch until its end.
-        """
-        import torch
-
-        cost = [self._count_row_tokens(request) for request in requests]
-        completions: dict[int, Completion] = {}
-
-        def answer_batch(chosen: Sequence[int]) -> None:
-            self._stack.set_positions(torch.from_numpy(weights[chosen]))
-            rows = self._generate_batch([[requests[i]] for i in chosen], None)
-            completions.update({i: row[0] for i, row in zip(chosen, rows, strict=True)})
-
-        for scored in (False, True):
-            mine = [i for i, request in enumerate(requests) if bool(request.choices) == scored]
-            self._run_batches(mine, cost, 1, answer_batch)
-        return [completions[i] for i in range(len(requests))]
+        self._set_mixer(self._model)
 
     def log_perplexities(self, prompts: Sequence[Any]) -> tuple[np.ndarray, int]:
         """Return each model's log perplexity of each prompt, [R, K], and the tokens read.
@@ -262,15 +242,15 @@ class EnsembleCache:
         return copied
 
 
-class EnsembleModel:
-    """K causal language models; particle p's next token has the probabilities sum_k w[p, k] p_k.
+class EnsembleModel(Mixer):
+    """K causal language models; position p's next token has the probabilities sum_k w[p, k] p_k.
 
     It is called as transformers' models are, so that all code for those works on it. As a model's
-    output for a text is the same for every particle, each model reads a text once: prompts, and the
+    output for a text is the same at every position, each model reads a text once: prompts, and the
     answers for as long as they agree.
 
     A negative probability, which negative weights can lead to, counts as zero. The logits are the
-    natural logs of the probabilities (their softmax renormalizes them); for a particle that is a
+    natural logs of the probabilities (their softmax renormalizes them); at a position that is a
     single model, they are the model's own.
 
     Args:
@@ -278,27 +258,22 @@ class EnsembleModel:
         width: The size of the vocabulary; further columns of a model are padding.
     """
 
-    shares_factors = False
-    """See `swarm.engine.batched_lora.BatchedLoraModel`."""
-
     def __init__(self, models: Sequence[Any], width: int) -> None:
-        self._models = models
-        self._width = width
-        self._weights = [[1.0, *[0.0] * (len(models) - 1)]]
+        self._models, self._width = models, width
         from swarm.engine.decode import can_share_prefix
 
         # Prefix sharing is possible only if all models allow it: expose the most restrictive
         # config.
         self.config = next((m.config for m in models if not can_share_prefix(m)), models[0].config)
-
-    @property
-    def device(self) -> Any:
-        """The models' device."""
-        return self._models[0].device
+        self.device = models[0].device
 
     def set_positions(self, coefficients: "torch.Tensor", merge: bool = False) -> None:
-        """Set P positions, [P, K]; the next calls have R = P * b rows, particle by particle."""
-        self._weights = coefficients.tolist()
+        """See `swarm.engine.base.Mixer`."""
+        self._positions = coefficients.float().to(self.device)
+
+    def route_rows(self, particles: "torch.Tensor") -> None:
+        """See `swarm.engine.base.Mixer`."""
+        self._weights = self._positions[particles.to(self.device)]
 
     def __call__(
         self,
@@ -319,11 +294,15 @@ class EnsembleModel:
         mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         given = {"input_ids": input_ids, "attention_mask": mask, "position_ids": position_ids}
         fresh = [tuple(row) for row in torch.cat([input_ids, mask[:, -length:]], dim=1).tolist()]
-        logits: list[Any] = []
+        uses = self._weights.bool()
+        uses[~uses.any(dim=1), 0] = True
+        used = uses.tolist()
+        single = (self._weights.count_nonzero(dim=1) == 1) & (self._weights > 0).any(dim=1)
+        mixed: torch.Tensor | None = None
+        alone: list[tuple[torch.Tensor, torch.Tensor]] = []
         for number, model in enumerate(self._models):
-            chosen = self._share_rows(cache, number, fresh)
+            chosen = self._share_rows(cache, number, fresh, [row[number] for row in used])
             if not chosen:
-                logits.append(None)
                 continue
             out = model(
                 **{name: value[chosen] for name, value in given.items() if value is not None},
@@ -332,31 +311,38 @@ class EnsembleModel:
                 **cache_argument(model, cache.caches[number]),
             )
             cache.caches[number] = output_cache(out)
-            logits.append(out.logits[..., : self._width].float())
-        return EnsembleOutput(self._mix_logits(logits, cache.indices), cache)
-
-    def _models_of_particle(self, particle: int) -> list[int]:
-        """Return the models with a nonzero weight in a particle; the first if there is none."""
-        return [k for k, weight in enumerate(self._weights[particle]) if weight] or [0]
+            logits = out.logits[..., : self._width].float()
+            where = torch.tensor(cache.indices[number], device=self.device)
+            mine = (where >= 0).nonzero()[:, 0]
+            if mixed is None:
+                mixed = logits.new_zeros(rows, *logits.shape[1:])
+            weights = self._weights[mine, number][:, None, None]
+            mixed[mine] += weights * logits.softmax(-1)[where[mine]]
+            mine = mine[single[mine]]
+            alone.append((mine, logits[where[mine]]))
+        assert mixed is not None
+        mixed = mixed.clamp_(min=MIN_PROBABILITY).log_()
+        for mine, logits in alone:
+            mixed[mine] = logits
+        return EnsembleOutput(mixed, cache)
 
     def _share_rows(
-        self, cache: EnsembleCache, number: int, fresh: Sequence[tuple[int, ...]]
+        self, cache: EnsembleCache, number: int, fresh: Sequence[tuple[int, ...]], used: list[bool]
     ) -> list[int]:
         """Return one row of the batch for each text that a model has to read, and adapt its cache.
 
         Args:
             fresh: The new tokens and mask of each row: rows with the same cache index and the same
                 new tokens are the same text.
+            used: Whether the model has a weight in each row.
         """
         import torch
 
-        size = len(fresh) // len(self._weights)
-        needed = [number in self._models_of_particle(p) for p in range(len(self._weights))]
         before, after = cache.indices[number], [-1] * len(fresh)
         chosen: list[int] = []
         known: dict[tuple[int, ...], int] = {}
         for row, tokens in enumerate(fresh):
-            if not needed[row // size]:
+            if not used[row]:
                 continue
             text = (before[row], *tokens)
             if text not in known:
@@ -368,26 +354,3 @@ class EnsembleModel:
             cache.caches[number].batch_select_indices(torch.tensor(parents, device=self.device))
         cache.indices[number], cache.sizes[number] = after, len(chosen)
         return chosen
-
-    def _mix_logits(
-        self, logits: "Sequence[torch.Tensor]", row_indices: Sequence[list[int]]
-    ) -> "torch.Tensor":
-        """Return each particle's logits, [R, w, vocabulary], mixed from the models' logits."""
-        import torch
-
-        size = len(row_indices[0]) // len(self._weights)
-        shares: dict[int, torch.Tensor] = {}
-        mixed = []
-        for particle, weights in enumerate(self._weights):
-            uses = self._models_of_particle(particle)
-            members = [row_indices[k][particle * size : (particle + 1) * size] for k in uses]
-            if len(uses) == 1 and weights[uses[0]] > 0:
-                mixed.append(logits[uses[0]][members[0]])
-                continue
-            total = torch.zeros(())
-            for k, rows in zip(uses, members, strict=True):
-                if k not in shares:
-                    shares[k] = logits[k].softmax(-1)
-                total = weights[k] * shares[k][rows] + total
-            mixed.append(total.clamp(min=MIN_PROBABILITY).log())
-        return torch.cat(mixed)

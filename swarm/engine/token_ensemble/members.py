@@ -211,7 +211,7 @@ def with_adapter(model: Any, member: EnsembleMember, device: str) -> Any:
     """
     import torch
 
-    from swarm.engine.batched_lora import BatchedLoraModel
+    from swarm.engine.lora import LoraLayers
 
     adapter = member.adapter
     assert adapter is not None
@@ -220,17 +220,14 @@ def with_adapter(model: Any, member: EnsembleMember, device: str) -> Any:
     basis = {}
     for module in adapter.shapes:
         down, up = adapter.load_factors(module)
-        scaled = up.float()
-        basis[module] = (down.float()[None], scaled[None])
+        basis[module] = (down.float(), up.float(), torch.zeros(len(down), dtype=torch.long))
     try:
-        BatchedLoraModel(twin, basis, device, model.dtype).set_positions(torch.ones(1, 1))
-    except KeyError as error:
-        reason = f"it adapts {error.args[0]}, which is not a linear layer there"
+        LoraLayers(twin, basis).set_positions(torch.ones(1, 1))
     except ValueError as error:
-        reason = str(error)
-    else:
-        return twin
-    raise UserError(f"pool.models: {member.name} does not fit {member.base.path}: {reason}")
+        raise UserError(
+            f"pool.models: {member.name} does not fit {member.base.path}: {error}"
+        ) from None
+    return twin
 
 
 @contextmanager

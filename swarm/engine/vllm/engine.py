@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from swarm.engine.base import ExpertPool, answer_by_route, as_adapter_pool
+from swarm.engine.base import Engine, ExpertPool, answer_by_route, as_adapter_pool
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.engine.vllm.adapter_sync import (
@@ -29,7 +29,6 @@ from swarm.engine.vllm.launch import (
 from swarm.errors import NotFinite, UserError
 from swarm.models.base import Completion, Request
 from swarm.pool.pool import Pool
-from swarm.pool.prompt_router import PromptRouter
 
 if TYPE_CHECKING:
     from swarm.engine.vllm.requests import VLLMScheduler
@@ -40,7 +39,7 @@ MAX_LORAS = 8
 """Adapters per batch if `engine.max_loras` is not set."""
 
 
-class VLLMEngine:
+class VLLMEngine(Engine):
     """Answers with vLLM, in this process (with tensor parallelism: in its processes as well).
 
     Sampled texts are drawn by vLLM's generators, so they differ from those of `engine=hf`.
@@ -64,7 +63,7 @@ class VLLMEngine:
         UserError: A value is not allowed.
     """
 
-    router: PromptRouter | None = None
+    routes = first_devices = True
     plan = "stacked"
     why = "as vLLM batches; memory and time are those of engine=hf"
 
@@ -234,8 +233,4 @@ def require_adapter_pool(pool: ExpertPool) -> Pool:
     Raises:
         UserError: It is of another kind.
     """
-    if hasattr(pool, "modules"):
-        return as_adapter_pool(pool)
-    raise UserError(
-        "engine=vllm mixes adapters and needs pool=adapters; for models use engine=token or full"
-    )
+    return as_adapter_pool(pool, "vllm")

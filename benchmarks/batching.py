@@ -91,11 +91,11 @@ def measure(
     for name, found in answers.items():
         pairs = [
             (a, b)
-            for x, y in zip(found, answers["swap"], strict=True)
+            for x, y in zip(found, answers["merged"], strict=True)
             for a, b in zip(x, y, strict=True)
         ]
         same = sum(a == b for a, b in pairs) / len(pairs)
-        assert same >= 0.99, f"{name} agrees with swap only on {same:.1%} of the answers"
+        assert same >= 0.99, f"{name} agrees with merged only on {same:.1%} of the answers"
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for _ in range(repeats):
         for name, way in ways.items():
@@ -113,8 +113,8 @@ def measure(
 def measure_routed(options: argparse.Namespace, base: BaseModel) -> None:
     """Measure a position with routes on the dev items of tasks."""
     print(f"{machine()}, {base.dtype}; one position with routes")
-    print("| task | items | routes | swap | merged | stacked | auto | auto / best |")
-    print("| --- " * 8 + "|")
+    print("| task | items | routes | merged | stacked | auto | auto / best |")
+    print("| --- " * 7 + "|")
     for name in options.routed.split(","):
         task = compose_part(f"task={name}")
         items = task.items("dev")[: options.items]
@@ -124,10 +124,10 @@ def measure_routed(options: argparse.Namespace, base: BaseModel) -> None:
         pool = Pool(options.pool, space="delta", routes=router.to_dict()).open()
         random = np.random.default_rng(1)
         position = random.normal(0, 0.4, (1, len(router.names) * len(pool.names)))
-        plans = ("swap", "merged", "stacked", "auto")
+        plans = ("merged", "stacked", "auto")
         ways = {plan: engine_of(plan, base, pool, options.device) for plan in plans}
         found = measure(ways, position, [asked], options.repeats)
-        best = min(found[plan][0] for plan in plans[:3])
+        best = min(found[plan][0] for plan in plans[:2])
         cells = [f"{found[plan][0]:.2f} s ({found[plan][1]:.2f})" for plan in plans]
         row = [name, len(asked), len(router.names), *cells, f"{found['auto'][0] / best:.2f}"]
         print("| " + " | ".join(map(str, row)) + " |", flush=True)
@@ -154,8 +154,7 @@ def main() -> None:
     random = np.random.default_rng(1)
     positions = random.dirichlet(np.ones(len(pool.names)), options.particles)
     ways = {
-        plan: engine_of(plan, base, pool, options.device)
-        for plan in ("swap", "merged", "stacked", "auto")
+        plan: engine_of(plan, base, pool, options.device) for plan in ("merged", "stacked", "auto")
     }
     ways["PEFT mixed"] = Mixed(base, pool, positions, options.device)  # type: ignore[assignment]
     names = list(ways)
@@ -165,7 +164,7 @@ def main() -> None:
     for rows in map(int, options.rows.split(",")):
         asked = [[Request(p, NEW) for p in prompts(rows)]] * len(positions)
         found = measure(ways, positions, asked, options.repeats)
-        best = min(found[name][0] for name in ("swap", "merged", "stacked"))
+        best = min(found[name][0] for name in ("merged", "stacked"))
         cells = [f"{found[name][0]:.2f} s ({found[name][1]:.2f})" for name in names]
         print(
             f"| {rows} | " + " | ".join(cells) + f" | {found['auto'][0] / best:.2f} |", flush=True

@@ -54,8 +54,8 @@ def prepare() -> None:
     import transformers.models.auto.modeling_auto
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    import swarm.engine.batched_lora
     import swarm.engine.decode
+    import swarm.engine.lora
     import swarm.evaluation.evaluation
     import swarm.executors.inline
     import swarm.finetune.run

@@ -9,16 +9,12 @@ model all parts but memory run in seconds.
 
 correctness  all plans, spaces and groups against explicitly merged weights, greedy texts against
              transformers' `generate`, gradients against autograd on merged weights, two processes
-products     the ways to apply particles' updates, for each shape of layer, in a prefill and a step
-decoding     texts in refilled slots (static cache, CUDA graphs) against texts in batches, of equal
-             and of uneven lengths: seconds, and the share of the copy rate; slots are what a GPU
-             uses; `--decoding batches` runs all without them
 speed        an iteration (20 particles, 10 experts, 200 items, prompts of 150 tokens; choices, and
              200 new tokens) in the jobs of a search, against the reference procedure and against
              plain inference of one model; prefill as a share of the device's matmul rate and decode
              (in batches) of its copy rate; a step; a change of positions
 memory       peak memory against the estimate of a dry run
-plan         the automatic plan against the three it chooses from
+plan         the automatic plan against the two it chooses from
 """
 
 import argparse
@@ -35,7 +31,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -49,7 +44,6 @@ from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from swarm.engine.batched_lora import PRODUCTS, ProductChooser, time_product
 
 from swarm.engine.base_model import BaseModel, make_head_contiguous
 from swarm.engine.hf import HFEngine
@@ -271,9 +265,9 @@ def open_engine(
     """Return an engine with a random basis, positions for it, and the basis."""
     base = find_base(name, dtype)
     engine = HFEngine(plan)
-    engine.load_base(base, device, {}, "random")
+    engine.load_base(base, device)
     basis = random_basis(engine._model, work, device, space, groups)
-    engine.replace_adapters(base, device, basis, "random")
+    engine.set_adapters(basis, "random")
     return engine, positions_of(work, len(basis) if groups == "per_module" else 1), basis
 
 
@@ -333,14 +327,11 @@ def check_answers(name: str, device: str, work: Workload) -> Iterator[dict]:
                     made = merged_model(plain, basis, position, getattr(torch, dtype))
                     into.append(answer_alone(made, tokenizer, prompts, few.new))
                     del made
-            for dtype, plan in product(merged, ("swap", "merged", "stacked")):
+            for dtype, plan in product(merged, ("merged", "stacked")):
                 engine = open_engine(name, dtype, device, few, plan, space, groups)[0]
-                # As positions with routes are: different numbers of prompts, in the same batches.
-                ragged = plan == "stacked" and space == "delta"
-                mixed = ("ragged batches", "ragged slots") if ragged else ()
                 counts = [max(1, few.items - i) for i in range(len(positions))]
-                for decoded in ("batches", "slots", *mixed):
-                    engine.continuous = "slots" in decoded
+                # As positions with routes are: different numbers of prompts, in the same batches.
+                for decoded in ("even", "ragged"):
                     yield {"type": dtype} | compare_answers(
                         engine,
                         positions,
@@ -456,158 +447,10 @@ def correctness(name: str, device: str, work: Workload) -> dict:
     return {"rows": rows, "passed": all(row["passed"] for row in rows)}
 
 
-# Products and decoding
-
-
-def products(name: str, device: str, work: Workload) -> dict:
-    """Time each product for each shape of layer, and compare it with float32.
-
-    Seconds of the base's own product are beside them.
-    """
-    dtype = "float32" if device == "cpu" else "bfloat16"
-    engine, positions, _ = open_engine(name, dtype, device, work, "stacked", "factor", "global")
-    stack = engine._stack
-    stack.use_static_factors(ProductChooser())
-    few = torch.tensor(positions[: work.job_particles])
-    stack.set_positions(few)
-    by_shape = {
-        (layer.linear.in_features, layer.linear.out_features): (module, layer)
-        for module, layer in reversed(stack._layers.items())
-    }
-    step = len(few) * work.job_items
-    prefill = min(step * work.prompt, engine._budget // len(few) * len(few))
-    rows = []
-    for module, layer in by_shape.values():
-        for kind, tokens in (("step", step), ("prefill", prefill)):
-            found = {"layer": module.rpartition(".")[2], "of": kind, "tokens": tokens}
-            rows.append(found | time_products(layer, tokens, device))
-    return {
-        "rows": rows,
-        "passed": all(value < 0.02 for row in rows for key, value in row.items() if "error" in key),
-    }
-
-
-@torch.inference_mode()
-def time_products(layer: Any, tokens: int, device: str) -> dict:
-    """Return seconds of the products of a layer with static factors, and their errors."""
-    down, up, _ = layer.static
-    generator = torch.Generator("cpu").manual_seed(0)
-    inputs = torch.randn(tokens, layer.linear.in_features, generator=generator)
-    inputs = inputs.to(device, layer.linear.weight.dtype)
-    out = layer.linear(inputs)
-    blocks = inputs.float().view(len(down), -1, inputs.shape[1])
-    update = torch.bmm(torch.bmm(blocks, down.float().transpose(1, 2)), up.float())
-    exact = torch.nn.functional.linear(inputs.float(), layer.linear.weight.float())
-    exact += update.view(exact.shape)
-    found: dict[str, Any] = {"base": time_call(partial(layer.linear, inputs), device, 5)}
-    for way, multiply in PRODUCTS.items():
-        found[way] = time_product(way, (inputs, out, down, up), None, 5)
-        if math.isfinite(found[way]):
-            mine = multiply(inputs, out.clone(), down, up).float()
-            found[f"error, {way}"] = ((mine - exact).norm() / exact.norm()).item()
-    return found
-
-
-def decoding(name: str, device: str, work: Workload) -> dict:
-    """Time texts in slots, with captured steps and without, against texts in batches."""
-    dtype = "float32" if device == "cpu" else "bfloat16"
-    bandwidth = device_rates(device, dtype, work)[1]
-    engine, positions, _ = open_engine(name, dtype, device, work, "stacked", "factor", "global")
-    random = np.random.default_rng(3)
-    prompts, longest = prompts_of(work, work.job_items), max(1, work.new // 2)
-    uneven = random.integers(1, longest + 1, len(prompts)).tolist()
-    rows: list[dict] = []
-    for lengths, new in (("equal", [longest] * len(prompts)), ("uneven", uneven)):
-        asked = [Request(prompt, count) for prompt, count in zip(prompts, new, strict=True)]
-        found = time_decoding(
-            engine, positions[: work.job_particles], asked, device, work, bandwidth
-        )
-        rows += [{"lengths": lengths, **row} for row in found]
-    slower = [row["lengths"] for row in rows if row["decoded in"] == "slots" and row["gain"] < 1]
-    return {"rows": rows, "slots are slower for lengths": slower, "passed": not slower}
-
-
-def time_decoding(
-    engine: HFEngine,
-    positions: np.ndarray,
-    asked: Sequence[Request],
-    device: str,
-    work: Workload,
-    bandwidth: float,
-) -> list[dict]:
-    """Time the ways of decoding, interleaved, after turns that warm up, or capture all steps."""
-    ways = ["batches", "slots"] if device == "cpu" else ["batches", "slots", "slots, no graphs"]
-    decoders: dict[str, Any] = dict.fromkeys(ways)
-    seconds: dict[str, list[float]] = {way: [] for way in ways}
-    texts: dict[str, list[str]] = {}
-
-    def run(way: str) -> None:
-        answers = engine.generate(positions, [asked] * len(positions))
-        texts[way] = [one.text for row in answers for one in row]
-
-    few = [replace(one, max_new_tokens=min(2, one.max_new_tokens)) for one in asked]
-    answer(engine, positions, few)
-    for turn in range(work.repeats + 2):
-        for way in ways if turn >= 2 else ways[1:2]:
-            engine.continuous, engine._decoder = way != "batches", decoders[way]
-            spent = time_call(partial(run, way), device)
-            decoders[way] = engine._decoder
-            if turn >= 2:
-                seconds[way].append(spent)
-            if way == "slots, no graphs" and engine._decoder:
-                engine._decoder.capture = None
-    count = sum(one.max_new_tokens for one in asked) * len(positions)
-    rows = []
-    for way in ways:
-        spent = statistics.median(seconds[way])
-        engine.continuous, engine._decoder = way != "batches", decoders[way]
-        row = {"decoded in": way, "seconds": spent, "tokens/s at most": count / spent}
-        row["gain"] = statistics.median(seconds["batches"]) / spent
-        pairs = list(zip(texts[way], texts["batches"], strict=True))
-        row["equal texts"] = f"{sum(one == other for one, other in pairs)} of {len(pairs)}"
-        if way != "batches":
-            row |= slot_shares(engine, partial(run, way), device, bandwidth)
-        rows.append(row)
-    engine.continuous = engine._decoder = None
-    return rows
-
-
-def slot_shares(
-    engine: HFEngine, act: Callable[[], object], device: str, bandwidth: float
-) -> dict[str, Any]:
-    """Return the steps of one call in slots, and their share of the copy rate."""
-    decoder: Any = engine._decoder
-    steps_before, run_steps = Counter(decoder.forwards), decoder._run_steps
-    prefills = decoder.prefills.total()
-    seconds = 0.0
-
-    def timed() -> None:
-        nonlocal seconds
-        seconds += time_call(run_steps, device)
-
-    decoder._run_steps = timed
-    try:
-        act()
-    finally:
-        del decoder._run_steps
-    steps = decoder.forwards - steps_before
-    fixed, each = step_bytes(engine)
-    traffic = sum(
-        count * (fixed + width * length * each) for (width, length), count in steps.items()
-    )
-    return {
-        "slots": decoder.slots,
-        "prefills": decoder.prefills.total() - prefills,
-        "steps": steps.total(),
-        "captured": sum(one is not None for one in decoder._graphs.values()),
-        "decode share of copy rate": traffic / seconds / bandwidth if seconds else 0.0,
-    }
-
-
 def step_bytes(engine: HFEngine) -> tuple[int, int]:
     """Return the bytes of weights and factors that a step reads, and of one cached token."""
     model, counts = engine._model, count_weights(engine._model)
-    layers = engine._stack._layers.values()
+    layers = engine._mixer._layers.values()
     factors = sum(t.nbytes for one in layers for t in (one.down, one.up) if t is not None)
     size = model.dtype.itemsize
     config = model.config
@@ -736,8 +579,9 @@ def speed(name: str, device: str, work: Workload) -> dict:
     dtype = "float32" if device == "cpu" else "bfloat16"
     flops, bandwidth = device_rates(device, dtype, work)
     engine, positions, _ = open_engine(name, dtype, device, work, "auto", "delta", "global")
-    plain = HFEngine("swap")
-    plain.load_base(find_base(name, dtype), device, {}, "random")
+    plain = HFEngine("stacked")
+    plain.load_base(find_base(name, dtype), device)
+    plain.set_adapters({})
     found: dict[str, Any] = {"matmul FLOP/s": flops, "copy bytes/s": bandwidth, "dtype": dtype}
     scratch = Path(tempfile.mkdtemp(prefix="model-swarms-gpu-"))
     try:
@@ -808,7 +652,7 @@ def time_iteration(
 
 def change_seconds(engine: HFEngine, chosen: torch.Tensor, device: str) -> dict[str, float]:
     """Time a change of positions in the layers."""
-    stack = engine._stack
+    stack = engine._mixer
     ways = {
         "change of one position, s": partial(stack.set_positions, chosen[:1]),
         "change of all positions, s": partial(stack.set_positions, chosen),
@@ -870,10 +714,9 @@ def phase_shares(
     """
     few, asked = positions[: work.job_particles], asked[: work.job_items]
     model, (linear, head) = engine._model, count_weights(engine._model)
-    # A replayed graph calls no hook; the part decoding has the shares of slots.
-    engine.continuous, decoded = False, engine.continuous
+    capture, engine._decoder.capture = engine._decoder.capture, None  # a replay calls no hook
     calls = record_forwards(model, partial(answer, engine, few, asked), device)
-    engine.continuous = decoded
+    engine._decoder.capture = capture
     fixed, each = step_bytes(engine)
     reads, steps = [one for one in calls if one.width > 1], [one for one in calls if one.width == 1]
     arithmetic = sum(2 * one.rows * (linear * one.width + head) for one in reads)
@@ -931,14 +774,14 @@ def memory(name: str, device: str, work: Workload) -> dict:
 
 
 def plan(name: str, device: str, work: Workload) -> dict:
-    """Compare the automatic plan with the three it chooses from."""
+    """Compare the automatic plan with the two it chooses from."""
     dtype = "float32" if device == "cpu" else "bfloat16"
     engine, positions, _ = open_engine(name, dtype, device, work, "auto", "delta", "global")
     rows = []
     few = positions[: work.job_particles]
     for count in work.plan_items:
         asked = [Request(p, min(8, work.new)) for p in prompts_of(work, count)]
-        seconds: dict[str, list[float]] = {one: [] for one in ("swap", "merged", "stacked", "auto")}
+        seconds: dict[str, list[float]] = {one: [] for one in ("merged", "stacked", "auto")}
         for turn in range(work.repeats + 2):
             for one, taken in seconds.items():
                 engine.plan = one
@@ -946,7 +789,7 @@ def plan(name: str, device: str, work: Workload) -> dict:
                 if turn > 1:  # the first two turns warm up and capture
                     taken.append(spent)
         medians = {one: statistics.median(taken) for one, taken in seconds.items()}
-        best = min(medians[one] for one in ("swap", "merged", "stacked"))
+        best = min(medians[one] for one in ("merged", "stacked"))
         engine.plan = "auto"
         chosen = engine._choose_plan([asked] * len(few))
         rows.append(
@@ -957,8 +800,6 @@ def plan(name: str, device: str, work: Workload) -> dict:
 
 PARTS: dict[str, Callable[[str, str, Workload], dict]] = {
     "correctness": correctness,
-    "products": products,
-    "decoding": decoding,
     "speed": speed,
     "memory": memory,
     "plan": plan,
@@ -1036,18 +877,10 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(models))
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--minutes", type=float, default=10, help="no part begins after these")
-    parser.add_argument(
-        "--decoding",
-        choices=("auto", "slots", "batches"),
-        default="auto",
-        help="how parts that do not compare them decode texts; auto: in slots on a GPU",
-    )
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to test this file")
     options = parser.parse_args()
     if options.device != "cpu" and not torch.cuda.is_available():
         parser.error("there is no GPU; --device cpu --quick --models tiny tests this file")
-    if options.decoding != "auto":
-        HFEngine.continuous = options.decoding == "slots"
     options.out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * options.minutes
     for name in options.models.split(","):

@@ -38,8 +38,8 @@ def compute(
     slope: bool,
 ) -> list[Gradient]:
     """Return the loss and, with `slope`, the derivative of each minibatch."""
-    model, stack = engine._model, engine._stack
-    cut = partial(batch_examples, pad=0, budget=engine._budget, packed=True, fill=fill)
+    model, stack = engine._model, engine._mixer
+    cut = partial(batch_examples, pad=0, budget=engine._budget, packed=fill)
     return [compute_loss_and_gradient(model, stack, position, cut(rows), slope) for rows in batches]
 
 
@@ -53,7 +53,7 @@ def measure(name: str, base: BaseModel, options: argparse.Namespace) -> None:
     pool = Pool(options.pool, space="delta", **routes).open()
     engine = HFEngine()
     engine.open(base, pool, options.device)
-    engine._stack.clear_positions()
+    engine._mixer.clear_positions()
     assert can_pack_choices(engine._model)
     batches = []
     for _ in range(options.steps):
@@ -76,7 +76,7 @@ def measure(name: str, base: BaseModel, options: argparse.Namespace) -> None:
     }
     taken = interleaved(ways, options.repeats)
     real, padded, lines = (
-        sum(size(batch) for rows in batches for batch in batch_examples(rows, 0, 4096, True, fill))
+        sum(size(batch) for rows in batches for batch in batch_examples(rows, 0, 4096, fill))
         for fill, size in (
             (True, lambda batch: int((batch.rows >= 0).sum())),
             (False, lambda batch: batch.ids.size),

@@ -55,15 +55,6 @@ def tiny_qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.model(tmp_path_factory.mktemp("base") / "tiny-qwen2", "qwen2")
 
 
-@pytest.fixture(params=["batches", "slots"])
-def decoding(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Texts are decoded in batches, as on a CPU, and in slots, as on a GPU."""
-    from swarm.engine.hf import HFEngine
-
-    monkeypatch.setattr(HFEngine, "continuous", request.param == "slots")
-    return str(request.param)
-
-
 @pytest.fixture(scope="session")
 def tiny_pool(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four experts of the tiny Llama with one shape: rank 4, alpha 8, amber to dune."""

@@ -107,10 +107,9 @@ def test_equal_experts_are_named(
     assert caplog.records == []
 
 
-@pytest.mark.parametrize("plan", ["swap", "merged", "stacked"])
+@pytest.mark.parametrize("plan", ["merged", "stacked"])
 @pytest.mark.parametrize("space", ["factor", "delta"])
 @pytest.mark.parametrize("choices", [(), (" A", " B")])
-@pytest.mark.usefixtures("decoding")
 def test_what_is_not_finite_names_its_position(
     plan: str, space: str, choices: tuple[str, ...], tiny_llama: Path, tiny_pool: Path
 ) -> None:

@@ -73,7 +73,7 @@ def opened(pool: FullModelPool) -> FullWeightsEngine:
 
 def become(engine: FullWeightsEngine, position: Sequence[float]) -> Any:
     """The engine's model, at a position."""
-    engine._stack.set_positions(torch.tensor([list(position)], dtype=torch.float64))
+    engine._mixer.set_positions(torch.tensor([list(position)], dtype=torch.float64))
     return engine._model
 
 
@@ -117,7 +117,6 @@ def test_a_position_is_the_sum_of_all_weights_rounded_once(
             assert torch.equal(weight, exact.to(weight.dtype)), name
 
 
-@pytest.mark.usefixtures("decoding")
 def test_a_position_answers_as_its_own_generate(trio: list[Path], tmp_path: Path) -> None:
     pool = pool_of(trio)
     engine, tokenizer = opened(pool), AutoTokenizer.from_pretrained(trio[0])
@@ -136,7 +135,6 @@ def test_a_position_answers_as_its_own_generate(trio: list[Path], tmp_path: Path
             assert completion.text == tokenizer.decode(new, skip_special_tokens=True)
 
 
-@pytest.mark.usefixtures("decoding")
 def test_the_position_that_is_there_is_not_read_again(
     trio: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -449,8 +447,9 @@ def test_a_search_saves_the_best_as_a_model(
     assert following.endswith(f"python -m swarm.export {folder} to=exported/run (the model)")
     task = MultipleChoice("tiny", str(place / "tiny.json"), scoring="logits")
     best = folder / "global_best"
-    engine = HFEngine("swap")
-    engine.load_base(BaseModel(str(best)), "cpu", {}, "")
+    engine = HFEngine("stacked")
+    engine.load_base(BaseModel(str(best)), "cpu")
+    engine.set_adapters({})
 
     class Saved(Model):
         def generate(self, requests: Sequence[Request]) -> Any:

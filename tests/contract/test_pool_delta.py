@@ -11,8 +11,8 @@ from peft import PeftModel
 from safetensors.torch import load_file
 
 from swarm.engine.base_model import BaseModel
-from swarm.engine.batched_lora import BatchedLoraLinear, BatchedLoraModel
 from swarm.engine.hf import HFEngine
+from swarm.engine.lora import LoraLayers, LoraLinear, Routing
 from swarm.errors import UserError
 from swarm.merging import lora_math
 from swarm.models.base import Request
@@ -78,19 +78,14 @@ def test_norms_are_those_of_the_updates(pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("merge", [False, True])
-@pytest.mark.parametrize("separate", [False, True])
-def test_stacked_particles_are_explicit_sums(
-    pool: Pool, tiny_llama: Path, separate: bool, merge: bool
-) -> None:
-    """Of concatenated factors, and of each expert's own, as the models by name have them."""
+def test_stacked_particles_are_explicit_sums(pool: Pool, tiny_llama: Path, merge: bool) -> None:
     positions = np.array([MIXTURE, HALVES, [0.0] * 4, [-1.0, 0.0, 2.0, 0.3]])
     network = tiny.load(tiny_llama)
-    factors = pool.basis if separate else pool.expert_factors
-    basis = {name: factors(name) for name in pool.modules}
-    stack = BatchedLoraModel(network, basis, "cpu", torch.float32, summed=separate)
+    stack = LoraLayers(network, {name: pool.expert_factors(name) for name in pool.modules})
     if merge:
         positions = positions[:1]
     stack.set_positions(torch.from_numpy(positions), merge=merge)
+    stack.route_rows(torch.arange(len(positions)).repeat_interleave(2))
     with tiny.seeded(0), torch.inference_mode():
         tokens = torch.randint(4, tiny.WORDS, (2, 12))
         rows = network(input_ids=tokens.repeat(len(positions), 1)).logits
@@ -101,7 +96,7 @@ def test_stacked_particles_are_explicit_sums(
     assert torch.equal(tiny.logits(network), tiny.logits(tiny.load(tiny_llama)))
 
 
-@pytest.mark.parametrize("plan", ["swap", "merged", "stacked"])
+@pytest.mark.parametrize("plan", ["merged", "stacked"])
 def test_every_plan_answers_as_the_explicit_sum(plan: str, pool: Pool, tiny_llama: Path) -> None:
     engine = HFEngine(plan=plan)
     engine.open(BaseModel(str(tiny_llama)), pool, "cpu")
@@ -109,7 +104,8 @@ def test_every_plan_answers_as_the_explicit_sum(plan: str, pool: Pool, tiny_llam
     answers = engine.generate(np.array([MIXTURE, HALVES]), [[request]] * 2)
     for mixture, (completion,) in zip((MIXTURE, HALVES), answers, strict=True):
         other = HFEngine()
-        other.load_base(BaseModel(str(tiny_llama)), "cpu", {}, "")
+        other.load_base(BaseModel(str(tiny_llama)), "cpu")
+        other.set_adapters({})
         # The same code over weights that were added up by hand.
         other._model.load_state_dict(explicit(tiny_llama, pool, mixture).state_dict())
         (told,) = other.generate(np.zeros((1, 0)), [[request]])[0]
@@ -124,12 +120,10 @@ def test_coefficients_are_not_rounded_to_bfloat16() -> None:
     a, b, rows = (
         torch.randn(*s, generator=generator).bfloat16() for s in ((8, 64), (64, 8), (9, 64))
     )
-    stack = BatchedLoraModel(torch.nn.Sequential(linear), {"0": (a, b)}, "cpu", torch.bfloat16)
+    layer = LoraLinear(linear, (a, b, torch.arange(8)), torch.bfloat16, Routing())
     # Between two numbers of bfloat16: rounded, everything would be 0.26 % too small.
     share = 0.7519
-    stack.set_positions(torch.full((1, 8), share, dtype=torch.float64))
-    layer = stack._layers["0"]
-    assert isinstance(layer, BatchedLoraLinear)
+    layer.shares = torch.full((1, 8), share)
     exact = share * (rows.double() @ a.double().T @ b.double().T)
     with torch.inference_mode():
         found = layer(rows).double()

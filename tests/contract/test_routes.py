@@ -13,7 +13,6 @@ import tiny
 import torch
 from peft import PeftModel
 
-from swarm.engine.base import POSITIONS_BUCKET
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.errors import NotFinite, UserError
@@ -114,21 +113,19 @@ def routed_position(pool: Pool) -> tuple[np.ndarray, np.ndarray]:
     return rows.reshape(-1), rows
 
 
-def open_engine(base: Path, pool: Pool, plan: str = "swap") -> HFEngine:
-    """An engine on the CPU; "slots" is stacked, decoding as on a GPU."""
-    engine = HFEngine(plan="stacked" if plan == "slots" else plan)
-    engine.continuous = plan == "slots"
+def open_engine(base: Path, pool: Pool, plan: str = "merged") -> HFEngine:
+    engine = HFEngine(plan)
     engine.open(BaseModel(str(base)), pool, "cpu")
     return engine
 
 
-@pytest.mark.parametrize("plan", ["swap", "merged", "stacked", "slots"])
+@pytest.mark.parametrize("plan", ["merged", "stacked"])
 @pytest.mark.parametrize("space", ["delta", "factor"])
 @pytest.mark.parametrize("choices", [(), (" yes", " no, not")])
 def test_each_prompt_is_answered_with_the_coefficients_of_its_route(
     tiny_llama: Path, tiny_pool: Path, space: str, plan: str, choices: tuple[str, ...]
 ) -> None:
-    """In delta space "stacked" and "slots" answer rows of both routes in the same batches."""
+    """Stacked, rows of both routes are in the same batches."""
     routed = Pool(tiny_pool, space=space, groups="kind", routes=router().to_dict()).open()
     plain = Pool(tiny_pool, space=space, groups="kind").open()
     position, rows = routed_position(routed)
@@ -141,7 +138,7 @@ def test_each_prompt_is_answered_with_the_coefficients_of_its_route(
     requests.append(Request((Message("user", prompts(1)[0]),), 0 if choices else 5, choices))
     engine = open_engine(tiny_llama, routed, plan)
     found = engine.generate(np.array([position, other]), [requests, requests])
-    alone = open_engine(tiny_llama, plain, "swap")
+    alone = open_engine(tiny_llama, plain)
     each = alone.generate(rows, [requests, requests])
     routes = router().assign([*prompts(7), prompts(1)[0]])
     assert len(set(routes.tolist())) == 2
@@ -164,7 +161,7 @@ def test_routes_share_batches_where_caches_cannot_be_copied(
     asked = [[Request(text, 0 if choices else 4, choices) for text in prompts(7)]]
     one, other = (
         open_engine(base, pool, plan).generate(position[None], asked)[0]
-        for plan in ("swap", "stacked")
+        for plan in ("merged", "stacked")
     )
     assert [found.text for found in one] == [found.text for found in other]
     assert all(
@@ -172,22 +169,7 @@ def test_routes_share_batches_where_caches_cannot_be_copied(
     )
 
 
-def test_steps_in_slots_remain_where_the_number_of_routes_changes(
-    tiny_llama: Path, pool: Pool
-) -> None:
-    """Captured steps contain the number of positions and the addresses of their coefficients."""
-    engine = open_engine(tiny_llama, pool, "slots")
-    position, _ = routed_position(pool)
-    other = np.roll(position, 1)
-    few, many = ([Request(text, 3) for text in prompts(count)] for count in (5, 9))
-    engine.generate(position[None], [few])
-    assert engine._decoder
-    addresses = engine._decoder._addresses
-    engine.generate(np.array([position, other]), [many, few])
-    assert engine._decoder._addresses == addresses and addresses[0] == POSITIONS_BUCKET
-
-
-@pytest.mark.parametrize("plan", ["swap", "stacked", "slots"])
+@pytest.mark.parametrize("plan", ["merged", "stacked"])
 # Coefficients, or activations, beyond float32.
 @pytest.mark.parametrize(
     ("value", "choices"), [(1e39, ()), (1e39, (" yes", " no, not")), (1e38, ())]

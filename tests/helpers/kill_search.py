@@ -96,8 +96,8 @@ if __name__ == "__main__":
     import torch
     import transformers.models.llama.modeling_llama  # noqa: F401
 
-    import swarm.engine.batched_lora
     import swarm.engine.decode
+    import swarm.engine.lora
     import swarm.loop.run  # noqa: F401
 
     torch.set_num_threads(1)

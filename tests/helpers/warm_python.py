@@ -263,9 +263,9 @@ if __name__ == "__main__":
         get_checkpoint_conversion_mapping("llama")  # a table of all models, made when first read
     # What every search imports, but for the entries themselves, and the grammar of its settings.
     sys.path.insert(0, str(ROOT))
-    import swarm.engine.batched_lora
     import swarm.engine.decode
     import swarm.engine.hf
+    import swarm.engine.lora
     import swarm.executors.inline
     import swarm.loop.run
     import swarm.optimizers.pso

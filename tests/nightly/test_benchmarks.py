@@ -112,18 +112,10 @@ def test_gpu_benchmark_runs_on_a_cpu_and_needs_few_packages(tmp_path: Path) -> N
 
     out = run_it("-c", BLOCKED)
     results = {file.stem: json.loads(file.read_text()) for file in tmp_path.glob("*.json")}
-    parts = ["correctness", "decoding", "memory", "plan", "products", "speed"]
+    parts = ["correctness", "memory", "plan", "speed"]
     assert sorted(results) == [f"tiny_{part}" for part in parts]
     correct = results["tiny_correctness"]["result"]
-    assert correct["passed"] and len(correct["rows"]) == 61, out
-    # Two shapes of layers at two numbers of tokens; float32 products agree.
-    products = results["tiny_products"]["result"]["rows"]
-    assert len(products) == 8 and all(row["error, grouped"] < 1e-5 for row in products)
-    decoded = results["tiny_decoding"]["result"]["rows"]
-    assert [(row["lengths"], row["decoded in"]) for row in decoded] == [
-        (lengths, loop) for lengths in ("equal", "uneven") for loop in ("batches", "slots")
-    ]
-    assert all(row["equal texts"] == "6 of 6" for row in decoded) and decoded[1]["steps"] == 3
+    assert correct["passed"] and correct["rows"], out
     text = results["tiny_speed"]["result"]["text"]
     assert text["share of plain"] > 0 and 0 < text["in batches: decode share of copy rate"] < 1
     # A job of 2 positions and 3 items in one stacked batch, as a search would answer it.

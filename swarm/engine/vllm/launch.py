@@ -14,8 +14,6 @@ from typing import Any
 from swarm.engine.base import available_memory_bytes
 from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError, install_command
-from swarm.pool.adapter import VLLM_RANKS
-from swarm.pool.pool import Pool
 
 TESTED_VERSION = "0.32.0"
 MIN_VERSION, BELOW_VERSION = (0, 32), (0, 34)
@@ -38,11 +36,6 @@ RESERVED_OPTIONS = (
     "load_format",
     "trust_remote_code",
     "enable_lora",
-    "max_loras",
-    "max_cpu_loras",
-    "max_lora_rank",
-    "lora_target_modules",
-    "lora_dtype",
     "tensor_parallel_size",
     "gpu_memory_utilization",
     "max_model_len",
@@ -90,73 +83,24 @@ def check_installed() -> None:
         )
 
 
-def serving_rank(pool: Pool) -> int:
-    """Return the rank that vLLM allocates: the pool's, or the next one that it allows.
-
-    Raises:
-        UserError: The pool's is above all.
-    """
-    if fitting := [rank for rank in VLLM_RANKS if rank >= pool.rank]:
-        return fitting[0]
-    more = "; pool.space=factor keeps the rank of the experts" if pool.space == "delta" else ""
-    raise UserError(
-        f"engine=vllm: combinations of this pool have rank {pool.rank}, and vLLM takes adapters up "
-        f"to rank {VLLM_RANKS[-1]}{more}; {FALLBACK_HINT}"
-    )
-
-
-def check_modules(pool: Pool) -> None:
-    """Refuse a LoRA of the output layer, which vLLM leaves out when it scores longer choices.
-
-    vLLM applies that LoRA to the rows of new tokens alone.
-
-    Raises:
-        UserError: The pool adapts the output layer.
-    """
-    if found := [name for name in pool.modules if name.rpartition(".")[2] == "lm_head"]:
-        raise UserError(
-            f"{pool.folder}: the experts adapt {found[0]}, which vLLM ignores when it scores "
-            f"choices of several tokens; {FALLBACK_HINT}"
-        )
-
-
-def check_options(options: Any) -> None:
+def check_options(options: Mapping[str, Any]) -> None:
     """Check that `engine.options` contains no reserved argument.
 
     Raises:
-        UserError: It is no mapping, or has such an argument.
+        UserError: It has such an argument.
     """
-    if not isinstance(options, Mapping):
-        raise UserError(
-            f"engine.options={options}: must be null or arguments by name, such as "
-            "{max_num_seqs:512}"
-        )
+    settings = ("tensor_parallel_size", "gpu_memory_utilization", "max_model_len")
     for name in sorted(set(options) & set(RESERVED_OPTIONS)):
-        is_setting = name in (
-            "max_loras",
-            "tensor_parallel_size",
-            "gpu_memory_utilization",
-            "max_model_len",
-        )
-        instead = f"set engine.{name}" if is_setting else "it is set by the engine"
+        instead = f"set engine.{name}" if name in settings else "it is set by the engine"
         raise UserError(f"engine.options: {name} is not allowed; {instead}")
 
 
-def start_vllm(
-    base: BaseModel,
-    folder: Path,
-    pool: Pool,
-    device: str,
-    *,
-    options: Mapping[str, Any],
-    **more: Any,
-) -> Any:
-    """Return vLLM's `LLM` with the base, ready for adapters of the pool.
+def start_vllm(base: BaseModel, folder: Path, device: str, options: Mapping[str, Any]) -> Any:
+    """Return vLLM's `LLM` with the base.
 
     Args:
         folder: Folder of the base's weights.
-        options: The user's options.
-        more: Arguments set by the engine's own keys.
+        options: More arguments.
 
     Raises:
         UserError: It does not start; the message is one line.
@@ -178,12 +122,8 @@ def start_vllm(
         "load_format": "safetensors",
         "trust_remote_code": base.trust_remote_code,
         "use_tqdm_on_load": False,
-        "enable_lora": True,
-        "max_cpu_loras": more["max_loras"],
         "max_logprobs": -1,
-        "max_lora_rank": serving_rank(pool),
         "generation_config": "vllm",
-        "lora_target_modules": sorted({name.rpartition(".")[2] for name in pool.modules}),
         "worker_extension_cls": "swarm.engine.vllm.extension.WorkerExtension",
     }
     if device == "cpu":
@@ -195,7 +135,7 @@ def start_vllm(
         finally:
             logging.disable(logging.NOTSET)
         check_platform(device)
-        llm = LLM(**{**arguments, **more, **options})
+        llm = LLM(**{**arguments, **options})
     _running_engines.append(llm)
     return llm
 

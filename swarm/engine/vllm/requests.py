@@ -21,9 +21,6 @@ from swarm.engine.tokenization import (
 )
 from swarm.models.base import Completion, Request
 
-RequestIndex = tuple[int, int]
-"""Index of a position, and of a request among those of the position."""
-
 
 @dataclass(slots=True)
 class GenerateRequest:
@@ -38,7 +35,7 @@ class GenerateRequest:
             the end.
     """
 
-    place: RequestIndex
+    place: int
     params: Any
     row: DecodingRow
     end_tokens: Collection[int]
@@ -102,7 +99,7 @@ class ChoiceGroup:
         prompt: Number of `ids` that are the prompt's.
     """
 
-    place: RequestIndex
+    place: int
     params: Any
     ids: list[int]
     numbers: Sequence[int]
@@ -145,41 +142,30 @@ class VLLMScheduler:
         self._words = llm.model_config.get_vocab_size()
         self._names = map(str, itertools.count())
 
-    def generate(
-        self, named: Sequence[Any], requests: Sequence[Sequence[Request]]
-    ) -> list[list[Completion]]:
-        """Answer each position's requests with its adapter, in order.
-
-        Args:
-            named: vLLM's name of each position's adapter.
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """Answer requests, in order.
 
         Raises:
             UserError: A request does not fit into the context, or has a value that is not allowed.
         """
-        by_index = {(p, i): one for p, row in enumerate(requests) for i, one in enumerate(row)}
-        parts = [
-            part for index, one in by_index.items() for part in self._split_request(index, one)
-        ]
+        parts = [part for i, one in enumerate(requests) for part in self._split_request(i, one)]
         # vLLM returns no top log probabilities while any request in the batch has
         # `logprob_token_ids`, so the two kinds run separately.
         telling = {id(part) for part in parts if part.params.logprobs}
-        self._run_requests([part for part in parts if id(part) not in telling], named)
-        self._run_requests([part for part in parts if id(part) in telling], named)
-        found: dict[RequestIndex, GenerateRequest | ChoiceGroup] = {
-            part.place: part for part in parts
-        }
-        completions: list[list[Completion]] = [[] for _ in requests]
-        for index, request in by_index.items():
-            part = found[index]
+        self._run_requests([part for part in parts if id(part) not in telling])
+        self._run_requests([part for part in parts if id(part) in telling])
+        found: dict[int, GenerateRequest | ChoiceGroup] = {part.place: part for part in parts}
+        completions = []
+        for i, request in enumerate(requests):
+            part = found[i]
             if isinstance(part, GenerateRequest):
-                completion = build_completion(self._tokenizer, request, part.row)
+                completions.append(build_completion(self._tokenizer, request, part.row))
             else:
-                completion = part.scores.build_completion(part.prompt)
-            completions[index[0]].append(completion)
+                completions.append(part.scores.build_completion(part.prompt))
         return completions
 
     def _split_request(
-        self, index: RequestIndex, request: Request
+        self, index: int, request: Request
     ) -> Iterator[GenerateRequest | ChoiceGroup]:
         """Yield the vLLM requests of one request, at least one."""
         prompt = self._prompt_ids(request.prompt)
@@ -204,7 +190,7 @@ class VLLMScheduler:
             yield ChoiceGroup(index, _sampling_params(1), prompt, [], scores, len(prompt))
 
     def _build_generate_request(
-        self, index: RequestIndex, request: Request, prompt: list[int]
+        self, index: int, request: Request, prompt: list[int]
     ) -> GenerateRequest:
         from vllm.sampling_params import RequestOutputKind
 
@@ -228,18 +214,14 @@ class VLLMScheduler:
         enough = lambda new: bool(ended and ended(decode_text(self._tokenizer, new)))  # noqa: E731
         return GenerateRequest(index, params, row, self._ends, enough)
 
-    def _run_requests(
-        self, parts: Sequence[GenerateRequest | ChoiceGroup], named: Sequence[Any]
-    ) -> None:
+    def _run_requests(self, parts: Sequence[GenerateRequest | ChoiceGroup]) -> None:
         """Step vLLM until all parts are done; unfinished requests are aborted on failure."""
         waiting: dict[str, GenerateRequest | ChoiceGroup] = {}
         try:
             for part in parts:
                 name = next(self._names)
                 prompt = {"prompt_token_ids": part.ids}
-                self._engine.add_request(
-                    name, prompt, part.params, lora_request=named[part.place[0]]
-                )
+                self._engine.add_request(name, prompt, part.params)
                 waiting[name] = part
             while waiting:
                 for output in self._engine.step():

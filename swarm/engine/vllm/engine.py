@@ -144,11 +144,8 @@ class VLLMEngine(Engine):
         if self._held is not None and np.array_equal(position, self._held):
             return
         self._held = None
-        for problem in self._call("swarm_set", position.tolist()):
-            if problem == "weights":
-                raise NotFinite(number, "weights")
-            if problem:
-                raise UserError(f"engine=vllm: {problem}; use engine=hf")
+        if not all(self._call("swarm_set", position.tolist())):
+            raise NotFinite(number, "weights")
         # What is cached of a prompt was computed with other weights.
         self._forget_prompts()
         self._held = position.copy()

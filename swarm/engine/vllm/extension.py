@@ -1,6 +1,6 @@
 """Code that runs inside vLLM's workers; all that uses their internals (0.32 and 0.33)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ class WorkerExtension:
 
     A worker holds the experts' factors and a copy of the base weights that they adapt. The weights
     at a position are always computed from that copy, so that no rounding adds up, and put where the
-    model's own are by vLLM's loader, which knows packed and sharded layers.
+    model's own are by vLLM's own reloading, which knows packed, sharded and converted layers.
     """
 
     model_runner: Any
@@ -40,23 +40,34 @@ class WorkerExtension:
             self._swarm_factors.setdefault(module, {})[factor] = tensor
         checkpoint = Checkpoint(Path(folder))
         missing = [m for m in self._swarm_factors if f"{m}.weight" not in checkpoint.tensors]
-        if not missing:
-            kind = self.model_runner.model_config.dtype
-            # In main memory: a second copy on a GPU would take that of the cache.
-            self._swarm_base = {
-                module: checkpoint.read_rows(f"{module}.weight", ...).to(kind)
-                for module in self._swarm_factors
-            }
+        # vLLM packs layers of one parent (q_proj, k_proj, v_proj), and reloads packed ones whole.
+        parents = {module.rpartition(".")[0] or module for module in self._swarm_factors}
+        # In main memory: a second copy on a GPU would take that of the cache.
+        self._swarm_base = {
+            name: checkpoint.read_rows(name, ...).to(self.model_runner.model_config.dtype)
+            for parent in sorted(parents)
+            for name in checkpoint.tensors
+            if name.startswith(f"{parent}.")
+        }
         return missing
 
-    def swarm_set(self, position: Sequence[float]) -> str:
+    def swarm_set(self, position: Sequence[float]) -> bool:
         """Add the update at a position [G * K] to the base weights, in place of the last one.
 
         Returns:
-            Why this failed; empty if it did not. "weights" if one is not finite in its type.
+            Whether all weights are finite in their type.
         """
-        model = self.model_runner.get_model()
-        for module, factors in self._swarm_factors.items():
+        self._swarm_finite_weights = True
+        self.model_runner.reload_weights(weights_iterator=self._swarm_mix(position))
+        return self._swarm_finite_weights
+
+    def _swarm_mix(self, position: Sequence[float]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the weights at a position, by their names in the base's files."""
+        for name, base in self._swarm_base.items():
+            factors = self._swarm_factors.get(name.removesuffix(".weight"))
+            if factors is None:
+                yield name, base
+                continue
             down, up = factors["down"], factors["up"]
             row = torch.tensor(position, dtype=torch.float32, device=down.device)
             shares = row[factors["places"]]
@@ -65,13 +76,10 @@ class WorkerExtension:
             else:
                 update = torch.einsum("k,kor->or", shares, up)
                 update = update @ torch.einsum("k,kri->ri", shares, down)
-            base = self._swarm_base[module]
             weight = (base.to(down.device).float() + update).to(base.dtype)
             if not weight.isfinite().all():
-                return "weights"
-            if not model.load_weights([(f"{module}.weight", weight)]):
-                return f"vLLM has no place for {module}"
-        return ""
+                self._swarm_finite_weights = False
+            yield name, weight
 
     def swarm_watch(self) -> None:
         """Check all logits from now on; the result stays on the device until it is read."""

@@ -1,13 +1,12 @@
-"""vLLM's two ways beside the engine on transformers: setting positions, and answering.
+"""vLLM beside the engine on transformers: setting positions, and answering.
 
-    python benchmarks/vllm.py [--ways folders,slots,hf] [--particles 5] [--requests 10]
+    python benchmarks/vllm.py [--ways vllm,hf] [--particles 5] [--requests 10]
 
 One process holds an engine of each way, which are asked in turn. The answers are compared first.
 Every repeat has positions of its own, the same for all ways, since equal ones are kept. "Set" is
 what it takes to bring them in without asking anything (hf: all at once, as its plan "stacked" has
 them); the answers that follow are to other new positions and include bringing them in. Choices are
-scored by their log probabilities, texts are greedy. At last each way sets `--loads` times as many
-positions and scores a choice at each, and what the resident set has grown by is printed (Linux).
+scored by their log probabilities, texts are greedy.
 
 The engines share the memory: vLLM gets its cache from what is free when it starts on a CPU, and an
 equal share for each way on a GPU. They start in the order of `--ways`, and an engine's start counts
@@ -15,7 +14,6 @@ the imports that no engine before it has made.
 """
 
 import argparse
-import gc
 import statistics
 import sys
 import time
@@ -30,12 +28,11 @@ sys.path.sort(key=str(Path(__file__).resolve().parent).__eq__)
 import numpy as np
 import torch
 from batching import default_base, prompts
-from full_models import status
 from timing import cpu_seconds, machine
 
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.engine.vllm.engine import SYNC_CLASSES, VLLMEngine
+from swarm.engine.vllm.engine import VLLMEngine
 from swarm.engine.vllm.launch import installed_version
 from swarm.errors import UserError
 from swarm.models.base import Completion, Request
@@ -74,7 +71,7 @@ def opened(way: str, base: BaseModel, pool: Pool, options: argparse.Namespace) -
         engine: Engine = HFEngine("auto")
     else:
         share = 0.85 / len(options.ways)
-        engine = VLLMEngine(way, options.particles, gpu_memory_utilization=share)
+        engine = VLLMEngine(gpu_memory_utilization=share)
     engine.open(base, pool, options.device)
     return engine
 
@@ -82,9 +79,10 @@ def opened(way: str, base: BaseModel, pool: Pool, options: argparse.Namespace) -
 def put(engine: Engine, positions: np.ndarray) -> None:
     """Bring positions into an engine."""
     if isinstance(engine, HFEngine):
-        engine._stack.set_positions(torch.from_numpy(positions))
+        engine._mixer.set_positions(torch.from_numpy(positions))
     else:
-        engine._way.sync_positions(positions)
+        for number, position in enumerate(positions):
+            engine._set_position(position, number)
 
 
 def compare(found: Mapping[str, Answers], device: str) -> str:
@@ -135,24 +133,6 @@ def measure(
     return runs
 
 
-def growth(
-    engine: Engine, draw: Callable[[], np.ndarray], asked: Asked, loads: int
-) -> tuple[float, float]:
-    """What the resident set grows by over so many sets of positions, and what each takes.
-
-    The first fifth, in which caches fill, is left out of both.
-    """
-    before = began = 0.0
-    first = loads // 5
-    for number in range(first + loads):
-        if number == first:
-            gc.collect()
-            before, began = status("VmRSS"), time.perf_counter()
-        engine.generate(draw(), asked)
-    gc.collect()
-    return status("VmRSS") - before, (time.perf_counter() - began) / loads
-
-
 def spread(values: Sequence[float], digits: int = 3) -> str:
     """A median and the range."""
     cells = (statistics.median(values), min(values), max(values))
@@ -192,18 +172,13 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--requests", type=int, default=10, help="requests per particle")
     parser.add_argument("--new", type=int, default=16, help="maximum number of new tokens")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument(
-        "--loads", type=int, default=100, help="number of adapter sets before memory is measured"
-    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default=None)
-    parser.add_argument("--ways", default="folders,slots,hf", help="subset of folders, slots, hf")
+    parser.add_argument("--ways", default="vllm,hf", help="subset of vllm, hf")
     options = parser.parse_args()
     options.device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     options.ways = options.ways.split(",")
-    if strange := set(options.ways) - {*SYNC_CLASSES, "hf"}:
-        parser.error(
-            f"--ways: {', '.join(sorted(strange))}: must be one of {', '.join(SYNC_CLASSES)}, hf"
-        )
+    if strange := set(options.ways) - {"vllm", "hf"}:
+        parser.error(f"--ways: {', '.join(sorted(strange))}: must be one of vllm, hf")
     return options
 
 
@@ -246,14 +221,6 @@ def main() -> None:
     print("| --- " * 7 + "|")
     for way in engines:
         print(row(way, runs[way]), flush=True)
-    one = [[Request("Answer:", 0, CHOICES)]] * options.particles
-    for way, engine in engines.items() if options.loads else ():
-        more, each = growth(engine, draw, one, options.loads)
-        print(
-            f"{way}: {more:+.1f} MB over {options.loads} sets of {options.particles}, "
-            f"{each:.3g} s each with a short prompt",
-            flush=True,
-        )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from swarm.models.base import Completion, Request
 from swarm.pool.pool import Pool
 
 DEVICE = "cuda:0" if torch.cuda.is_available() else "cpu"
-WAYS = ("folders", "slots")
 HEAD = 32
 """The smallest size of an attention head that vLLM computes with on a CPU."""
 PREFIX = "a graph of 5 nodes has edges between 1 and 2, and the answer is (A) or not (B). " * 10
@@ -30,10 +29,10 @@ def family(folder: Path, kind: str = "llama") -> tuple[Path, Path]:
 
 
 @contextmanager
-def opened(base: Path, pool: Pool, way: str, **options: Any) -> Iterator[VLLMEngine]:
+def opened(base: Path, pool: Pool, **options: Any) -> Iterator[VLLMEngine]:
     """A vLLM engine of its own, ended afterwards; its memory is free when the last one ends."""
     options = {"kv_cache_memory_bytes": 2**27, **options}
-    engine = VLLMEngine(way, max_loras=4, gpu_memory_utilization=0.3, options=options)
+    engine = VLLMEngine(gpu_memory_utilization=0.3, options=options)
     exact = BaseModel(str(base), dtype="float32")
     engine.check(exact, pool)
     engine.open(exact, pool, DEVICE)

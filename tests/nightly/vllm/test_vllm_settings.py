@@ -1,29 +1,21 @@
 """The vLLM engine before vLLM: its settings, what it refuses, and the GPUs of its workers."""
 
 import os
-import pickle
 from pathlib import Path
 
-import numpy as np
 import pytest
 import searches
 import tiny
-import torch
-from peft import PeftModel
-from safetensors.torch import load_file, save_file
 
-from swarm.engine.base import MultiGpuEngine, SupportsClose
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.engine.vllm import launch
-from swarm.engine.vllm.adapter_sync import HostBasis
 from swarm.engine.vllm.engine import VLLMEngine
 from swarm.errors import UserError
 from swarm.executors import ray
 from swarm.executors.inline import InlineExecutor
 from swarm.executors.ray import RayExecutor
 from swarm.executors.worker import Worker, group_gpus, select_device
-from swarm.pool.adapter import WEIGHTS_FILE
 from swarm.pool.pool import Pool
 
 MISSING = pytest.mark.skipif(launch.installed_version() is not None, reason="vLLM is installed")
@@ -33,27 +25,17 @@ PRESENT = pytest.mark.skipif(launch.installed_version() is None, reason="vLLM is
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"way": "slot"}, "engine.way=slot: must be one of folders, slots"),
-        ({"max_loras": 0}, "engine.max_loras=0: must be null or a positive integer"),
-        ({"tensor_parallel_size": None}, "engine.tensor_parallel_size=None: must be a positive"),
-        ({"max_model_len": 1.5}, "engine.max_model_len=1.5: must be null or a positive"),
+        ({"tensor_parallel_size": None}, "engine.tensor_parallel_size=null: must be an integer"),
+        ({"max_model_len": 1.5}, "engine.max_model_len=1.5: must be an integer, at least 1"),
         ({"gpu_memory_utilization": 90}, "engine.gpu_memory_utilization=90: must be a number"),
-        ({"options": {"max_loras": 4}}, "max_loras is not allowed; set engine.max_loras"),
-        ({"options": "foo"}, "engine.options=foo: must be null or arguments by name"),
+        ({"options": {"max_model_len": 4}}, "is not allowed; set engine.max_model_len"),
+        ({"options": "foo"}, "engine.options=foo: must be a mapping"),
         ({"options": {"model": "x"}}, "model is not allowed; it is set by the engine"),
     ],
 )
 def test_wrong_settings_are_named(settings: dict[str, object], told: str) -> None:
     with pytest.raises(UserError, match=told):
         VLLMEngine(**settings)  # type: ignore[arg-type]
-
-
-def test_it_travels_as_its_settings() -> None:
-    engine = VLLMEngine("slots", 3, 2, 0.5, 700, {"max_num_seqs": 8})
-    again = pickle.loads(pickle.dumps(engine))
-    assert vars(again) == vars(engine) and again.devices == 2
-    assert isinstance(engine, MultiGpuEngine) and isinstance(engine, SupportsClose)
-    assert not isinstance(HFEngine(), MultiGpuEngine | SupportsClose)
 
 
 @pytest.mark.parametrize(
@@ -89,42 +71,6 @@ def test_a_version_that_nobody_has_tried_is_named(monkeypatch: pytest.MonkeyPatc
             continue
         with pytest.raises(UserError, match=f"vLLM {version} is installed.*0.32.0.*engine=hf"):
             launch.check_installed()
-
-
-def test_the_output_layer_is_not_for_vllm(tiny_llama: Path, tmp_path: Path) -> None:
-    for seed, name in enumerate(("amber", "birch")):
-        file = tiny.expert(tiny_llama, tmp_path / name, seed, targets=("lm_head",)) / WEIGHTS_FILE
-        # PEFT saves the layer itself as well, which a pool does not take.
-        save_file({k: v for k, v in load_file(file).items() if "base_layer" not in k}, file)
-    with pytest.raises(UserError, match=r"adapt lm_head, which vLLM ignores.*engine=hf"):
-        VLLMEngine().check(BaseModel(str(tiny_llama)), Pool(tmp_path).open())
-
-
-def test_a_rank_that_vllm_does_not_take(
-    tiny_llama: Path, tiny_pool: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool = Pool(tiny_pool, space="delta").open()
-    assert (pool.rank, launch.serving_rank(pool)) == (16, 16)
-    assert launch.serving_rank(Pool(tiny_pool).open()) == 8
-    pool.rank = 513
-    with pytest.raises(UserError, match=r"rank 513.*up to rank 512; pool.space=factor.*engine=hf"):
-        VLLMEngine().check(BaseModel(str(tiny_llama)), pool)
-
-
-def test_a_file_is_the_position(
-    tiny_llama: Path, tiny_pool: Path, mixed_pool: Path, tmp_path: Path
-) -> None:
-    """What vLLM is given says under PEFT what the pool's own file says."""
-    for number, (folder, space) in enumerate([(mixed_pool, "factor"), (tiny_pool, "delta")]):
-        pool = Pool(folder, space=space).open()
-        position = np.random.default_rng(0).normal(size=4)
-        HostBasis(pool).write_adapter(position, tmp_path / f"given-{number}", "float32")
-        pool.save(position, tmp_path / f"saved-{number}")
-        given, saved = (
-            tiny.logits(PeftModel.from_pretrained(tiny.load(tiny_llama), file).eval())
-            for file in (tmp_path / f"given-{number}", tmp_path / f"saved-{number}")
-        )
-        assert torch.allclose(given, saved, atol=1e-4)
 
 
 def test_gpus_are_divided_among_engines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The experts that come with the toolkit: vLLM, both ways, and transformers say the same."""
+"""The experts that come with the toolkit: vLLM and transformers say the same."""
 
 from dataclasses import replace
 from typing import Any
@@ -61,18 +61,16 @@ def by_transformers(shipped: tuple[BaseModel, Pool]) -> Told:
     return told(engine, shipped[1], 10)
 
 
-@pytest.mark.parametrize(("way", "mixtures"), [("folders", 10), ("slots", 2)])
-def test_the_shipped_experts(
-    way: str, mixtures: int, shipped: tuple[BaseModel, Pool], by_transformers: Told
-) -> None:
-    engine = VLLMEngine(way, max_loras=10, max_model_len=512, gpu_memory_utilization=0.3)
+def test_the_shipped_experts(shipped: tuple[BaseModel, Pool], by_transformers: Told) -> None:
+    mixtures = 10
+    engine = VLLMEngine(max_model_len=512, gpu_memory_utilization=0.3)
     engine.open(*shipped, vllm_engines.DEVICE)
     utilities, answers = told(engine, shipped[1], mixtures)
     engine.close()
     expected, theirs = by_transformers
     same = [one == other for one, other in zip(answers, theirs, strict=False)]
     tokens = sum(said.new_tokens for said in answers)
-    print(f"{way}: {sum(same)} of {len(same)} answers equal, {tokens} tokens; {utilities}")
+    print(f"{sum(same)} of {len(same)} answers equal, {tokens} tokens; {utilities}")
     assert utilities == expected and len(set(utilities)) > 3
     assert len(same) == 20 * mixtures and sum(same) >= 0.99 * len(same)
     assert tokens > 10 * len(same)

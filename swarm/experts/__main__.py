@@ -85,12 +85,13 @@ def train(
     from swarm.engine.base_model import choose_device
     from swarm.experts import train as training
 
+    chosen_device = choose_device(device)
     if jsonl:
         pairs = training.read_jsonl(jsonl)
     else:
         pairs = training.read_gym(list(gym), recipe.examples, recipe.seed)
     model = training.load_base(base, dtype, base_name)
-    expert = training.train(pairs, model, choose_device(device), recipe, name)
+    expert = training.train(pairs, model, chosen_device, recipe, name)
     training.save(expert, model.name, to / name)
     click.echo(f"{name}: saved to {to / name}")
 

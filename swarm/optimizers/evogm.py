@@ -1,9 +1,8 @@
 """EvoGM (Jiang et al. 2026, arXiv 2605.29295, ICML 2026): learnt proposals of coefficients."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -210,106 +209,60 @@ class GeneratorPair:
         target_scale: float,
         learning_rate: float,
     ) -> None:
-        self.winner_generator, self.loser_generator = (
-            Perceptron(width, draw),
-            Perceptron(width, draw),
-        )
+        import torch
+
+        self.improve, self.worsen = _perceptron(width, draw), _perceptron(width, draw)
         self._scales = cycle_scale, target_scale
-        self._rate, self._steps = learning_rate, 0
-        weights = self.winner_generator.weights + self.loser_generator.weights
-        self._moments = [(np.zeros_like(one), np.zeros_like(one)) for one in weights]
+        weights = [*self.improve.parameters(), *self.worsen.parameters()]
+        self._adam = torch.optim.Adam(weights, lr=learning_rate)
 
     def improve_vectors(self, vectors: np.ndarray) -> np.ndarray:
         """Apply F to vectors [M, D]."""
-        return self.winner_generator.forward(vectors)[-1]
+        import torch
+
+        with torch.no_grad():
+            return np.asarray(self.improve(torch.from_numpy(np.array(vectors))).numpy())
 
     def train_generators(
         self, winners: np.ndarray, losers: np.ndarray, epochs: int, draw: np.random.Generator
-    ) -> None:
-        """Train for `epochs` Adam steps, each on equally many losers [M, D] and winners [L, D]."""
-        count = min(len(winners), len(losers))
+    ) -> float:
+        """Train for `epochs` Adam steps, each on equally many losers [M, D] and winners [L, D].
+
+        Returns:
+            The loss before the last step.
+        """
+        import torch
+
+        count, (cycle, target) = min(len(winners), len(losers)), self._scales
         for _ in range(epochs):
             good, bad = (
-                rows if len(rows) == count else rows[draw.permutation(len(rows))[:count]]
+                torch.from_numpy(rows[draw.permutation(len(rows))[:count]])
+                if len(rows) > count
+                else torch.from_numpy(np.array(rows))
                 for rows in (winners, losers)
             )
-            self._adam_step(self.compute_gradients(good, bad)[1])
-
-    def compute_gradients(
-        self, winners: np.ndarray, losers: np.ndarray
-    ) -> tuple[float, list[np.ndarray]]:
-        """Return the loss on winners and losers [M, D], and its gradients for the weights."""
-        cycle, target = self._scales
-        better = self.winner_generator.forward(losers)
-        losers_again = self.loser_generator.forward(better[-1])
-        worse = self.loser_generator.forward(winners)
-        winners_again = self.winner_generator.forward(worse[-1])
-        error_l, error_w = losers_again[-1] - losers, winners_again[-1] - winners
-        error_t = better[-1] - winners.mean(axis=0)
-        loss = cycle * ((error_l**2).mean() + (error_w**2).mean()) + target * (error_t**2).mean()
-        each = 2 / losers.size
-        back_l, by_better = self.loser_generator.backward(losers_again, cycle * each * error_l)
-        forth_l, _ = self.winner_generator.backward(better, by_better + target * each * error_t)
-        forth_w, by_worse = self.winner_generator.backward(winners_again, cycle * each * error_w)
-        back_w, _ = self.loser_generator.backward(worse, by_worse)
-        forth = [one + two for one, two in zip(forth_l, forth_w, strict=True)]
-        gradients = [one + two for one, two in zip(back_l, back_w, strict=True)]
-        return float(loss), forth + gradients
-
-    def _adam_step(self, gradients: Sequence[np.ndarray]) -> None:
-        """Take an Adam step (Kingma and Ba 2015, arXiv 1412.6980), overwriting the gradients."""
-        self._steps += 1
-        scales = 1 - 0.9**self._steps, 1 - 0.999**self._steps
-        weights = self.winner_generator.weights + self.loser_generator.weights
-        # In place: the moments are larger than the batches, and memory traffic dominates the time.
-        for weight, gradient, (mean, square) in zip(weights, gradients, self._moments, strict=True):
-            mean *= 0.9
-            mean += 0.1 * gradient
-            square *= 0.999
-            gradient *= gradient
-            gradient *= 0.001
-            square += gradient
-            np.sqrt(np.divide(square, scales[1], out=gradient), out=gradient)
-            gradient += 1e-8
-            np.divide(mean, gradient, out=gradient)
-            gradient *= self._rate / scales[0]
-            weight -= gradient
+            better, worse = self.improve(bad), self.worsen(good)
+            back, forth = self.worsen(better) - bad, self.improve(worse) - good
+            loss = cycle * (back.square().mean() + forth.square().mean())
+            loss = loss + target * (better - good.mean(0)).square().mean()
+            self._adam.zero_grad()
+            loss.backward()
+            self._adam.step()
+        return loss.item()
 
 
-class Perceptron:
-    """Layers of `HIDDEN` widths with ReLU between them and tanh at the end.
+def _perceptron(width: int, draw: np.random.Generator) -> Any:
+    """Return a perceptron in float64; its initial weights do not depend on torch's generator."""
+    import torch
 
-    `weights` alternates the matrix [inputs, outputs] and the bias [outputs] of each layer.
-    """
-
-    def __init__(self, width: int, draw: np.random.Generator) -> None:
-        sizes = (width, *HIDDEN, width)
-        self.weights: list[np.ndarray] = []
-        for inputs, outputs in pairwise(sizes):
-            for shape in ((inputs, outputs), (outputs,)):
-                self.weights.append(draw.uniform(-1.0, 1.0, shape) / np.sqrt(inputs))
-
-    def forward(self, inputs: np.ndarray) -> list[np.ndarray]:
-        """Return the inputs [M, D] and the outputs of every layer."""
-        outputs, last = [inputs], len(self.weights) // 2 - 1
-        for layer in range(last + 1):
-            matrix, bias = self.weights[2 * layer : 2 * layer + 2]
-            sums = outputs[-1] @ matrix + bias
-            outputs.append(np.tanh(sums) if layer == last else np.maximum(sums, 0.0))
-        return outputs
-
-    def backward(
-        self, outputs: Sequence[np.ndarray], gradient: np.ndarray
-    ) -> tuple[list[np.ndarray], np.ndarray]:
-        """Return the gradients of the weights and of the inputs, given that of the last output."""
-        found: list[np.ndarray] = []
-        gradient = gradient * (1 - outputs[-1] ** 2)
-        for layer in reversed(range(len(outputs) - 1)):
-            found[:0] = [outputs[layer].T @ gradient, gradient.sum(axis=0)]
-            gradient = gradient @ self.weights[2 * layer].T
-            if layer:
-                gradient = gradient * (outputs[layer] > 0)
-        return found, gradient
+    layers: list[Any] = []
+    for inputs, outputs in pairwise((width, *HIDDEN, width)):
+        layer = torch.nn.Linear(inputs, outputs, dtype=torch.float64)
+        for weight in (layer.weight, layer.bias):
+            values = draw.uniform(-1.0, 1.0, tuple(weight.shape)) / np.sqrt(inputs)
+            weight.data.copy_(torch.from_numpy(values))
+        layers += [layer, torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers[:-1], torch.nn.Tanh())
 
 
 def rank_descending(utilities: np.ndarray) -> np.ndarray:

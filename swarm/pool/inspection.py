@@ -11,8 +11,7 @@ in * out entries. With the cyclic property of the trace,
 
 where both factors of the elementwise product are [r_i, r_j]. Then norm_i = sqrt(<U_i, U_i>) and
 cosine_ij = <U_i, U_j> / (norm_i norm_j); a module that only one of the two adapts contributes to
-its norm alone. Computed in float64. At any moment the factors of one module of as many experts as
-fit into `BLOCK_BYTES`, twice, are in memory, so large adapters and large folders need little.
+its norm alone. Computed in float64, one module at a time.
 
 Whether an adapter is used is decided by the functions that `swarm.pool.pool.Pool.open` calls.
 """
@@ -22,7 +21,7 @@ import math
 import shlex
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -39,9 +38,6 @@ from swarm.pool.discovery import (
     find_incomplete_part,
     is_missing_folder,
 )
-
-BLOCK_BYTES = 128 * 2**20
-"""Maximum size of the float64 factors of one block of experts at one module."""
 
 HUGE_RATIO = 10
 """Multiple of the median norm from which an update is reported as huge."""
@@ -223,43 +219,17 @@ def _compare(used: Sequence[Adapter], experts: dict[str, InspectedExpert]) -> np
     return cosines
 
 
-def update_gram(adapters: Sequence[Adapter], block_bytes: int = BLOCK_BYTES) -> np.ndarray:
+def update_gram(adapters: Sequence[Adapter]) -> np.ndarray:
     """Return the inner products of the adapters' updates over all modules, [K, K] float64.
 
-    See the module's docstring for the formula. Each weight is read once if the factors of one
-    module of all adapters fit into `block_bytes`, else once per pair of blocks.
+    See the module's docstring for the formula. Each weight is read once.
     """
     gram = np.zeros((len(adapters), len(adapters)))
     for module in sorted({module for adapter in adapters for module in adapter.shapes}):
         indices = [i for i, adapter in enumerate(adapters) if module in adapter.shapes]
-        blocks = list(_divide(adapters, indices, module, block_bytes))
-        for number, first in enumerate(blocks):
-            factors = [adapters[i].load_factors(module) for i in first]
-            gram[np.ix_(first, first)] += gram_matrix(factors)
-            for second in blocks[:number]:
-                others = [adapters[i].load_factors(module) for i in second]
-                cross = gram_matrix([*factors, *others])[: len(first), len(first) :]
-                gram[np.ix_(first, second)] += cross
-                gram[np.ix_(second, first)] += cross.T
+        factors = [adapters[i].load_factors(module) for i in indices]
+        gram[np.ix_(indices, indices)] += gram_matrix(factors)
     return gram
-
-
-def _divide(
-    adapters: Sequence[Adapter], indices: Sequence[int], module: str, block_bytes: int
-) -> Iterator[list[int]]:
-    """Yield the indices in blocks whose float64 factors of `module` fit into `block_bytes`."""
-    block: list[int] = []
-    size = 0
-    for i in indices:
-        inputs, outputs, rank = adapters[i].shapes[module]
-        own = 8 * rank * (inputs + outputs)
-        if block and size + own > block_bytes:
-            yield block
-            block, size = [], 0
-        block.append(i)
-        size += own
-    if block:
-        yield block
 
 
 def _find_near(

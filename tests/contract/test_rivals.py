@@ -18,7 +18,7 @@ from swarm.errors import UserError
 from swarm.models.base import Example
 from swarm.optimizers.adamerging import AdaMerging
 from swarm.optimizers.evogm import EvolutionaryGenerator, GeneratorPair
-from swarm.optimizers.mergevolve import MergeEvolve, rank_weights
+from swarm.optimizers.mergevolve import MergeEvolve
 from swarm.optimizers.pso_merging import PSOMerging
 from swarm.runs.folder import read_state
 
@@ -103,13 +103,6 @@ def test_mergevolve_steps_along_the_ranked_noise() -> None:
     np.testing.assert_allclose(search.ask()[0], wanted)
 
 
-def test_rank_weights() -> None:
-    weights = rank_weights(np.array([0.1, 0.9, 0.5, 0.5, 0.2]))
-    assert abs(weights.sum()) < 1e-12
-    assert weights[1] > weights[2] == weights[3] > weights[4] >= weights[0]
-    np.testing.assert_allclose(rank_weights(np.ones(4)), 0.0, atol=1e-12)
-
-
 def test_mergevolve_leaves_the_convex_hull() -> None:
     search = begun(MergeEvolve(max_iterations=40))
     while search.stop_reason() is None:
@@ -126,31 +119,12 @@ def test_mergevolve_merges_the_first_rows_alone() -> None:
         begun(MergeEvolve(merged=4))
 
 
-def test_the_gradients_of_the_generators() -> None:
-    draw = np.random.default_rng(0)
-    pair = GeneratorPair(5, draw, 100.0, 1.0, 1e-4)
-    winners, losers = draw.uniform(-1, 1, (2, 4, 5))
-    weights = pair.winner_generator.weights + pair.loser_generator.weights
-    _, gradients = pair.compute_gradients(winners, losers)
-    for weight, gradient in zip(weights, gradients, strict=True):
-        assert weight.shape == gradient.shape
-        place = np.unravel_index(np.abs(gradient).argmax(), gradient.shape)
-        kept, sides = weight[place], []
-        for change in (1e-6, -1e-6):
-            weight[place] = kept + change
-            sides.append(pair.compute_gradients(winners, losers)[0])
-        weight[place] = kept
-        assert gradient[place] == pytest.approx((sides[0] - sides[1]) / 2e-6, rel=1e-4)
-
-
 def test_training_leads_losers_to_winners_and_back() -> None:
     draw = np.random.default_rng(0)
     pair = GeneratorPair(3, draw, 1.0, 1.0, 1e-3)
     winners, losers = draw.uniform(0.4, 0.8, (6, 3)), draw.uniform(-0.8, -0.4, (14, 3))
-    before, _ = pair.compute_gradients(winners, losers[:6])
-    pair.train_generators(winners, losers, 100, draw)
-    after, _ = pair.compute_gradients(winners, losers[:6])
-    assert after < before / 4
+    before = pair.train_generators(winners, losers, 1, draw)
+    assert pair.train_generators(winners, losers, 100, draw) < before / 4
     assert np.abs(pair.improve_vectors(losers) - winners.mean(axis=0)).mean() < 0.3
 
 

@@ -304,8 +304,8 @@ def _resolve_candidate(model: Any, roster: Roster) -> Candidate:
     if isinstance(model, str | Path):
         name = f"local/{model}" if isinstance(model, Path) else model
         return models.NamedModelCandidate(name, roster)
-    if hasattr(model, "score_items") and hasattr(model, "fingerprint"):
-        return model  # type: ignore[no-any-return]
+    if isinstance(model, Candidate):
+        return model
     if hasattr(model, "generate"):
         return models.ModelCandidate(model, getattr(model, "name", type(model).__name__))
     if callable(model):

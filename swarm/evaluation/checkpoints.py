@@ -10,7 +10,7 @@ from swarm._util.files import as_path, find_path, read_text
 from swarm.engine.base import Engine
 from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
-from swarm.evaluation.base import JobUsage
+from swarm.evaluation.base import Candidate, JobUsage
 from swarm.evaluation.voting import VotingCandidate
 from swarm.executors.worker import run_tasks_lockstep
 from swarm.registry.model_groups import (
@@ -24,7 +24,7 @@ from swarm.runs.folder import RunFolder, verify_run_file
 from swarm.tasks.base import Item, Score, Task
 
 
-class CheckpointCandidate:
+class CheckpointCandidate(Candidate):
     """Folders with PEFT LoRA adapters, full models, or mixtures that a search has saved.
 
     Each is one voter. Adapters answer together on one resident base, mixtures of the same models
@@ -67,7 +67,7 @@ class CheckpointCandidate:
             self._stands = group_models(self.folders, self.base)
 
     def model_contexts(self) -> list[tuple[Any, float]]:
-        """See `HasModelContexts`."""
+        """See `Candidate.model_contexts`."""
         return [(stand.load_tokenizer(), stand.context_length()) for stand in self._stands]
 
     def open(self, device: str) -> None:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -22,7 +22,7 @@ from swarm._util.secrets import identity_values
 from swarm._util.terminal import NO_PRICE, format_cost, pluralize
 from swarm.engine.base_model import choose_device as choose_device  # re-exported
 from swarm.errors import UserError
-from swarm.evaluation.base import Candidate, HasModelContexts, JobUsage
+from swarm.evaluation.base import Candidate, JobUsage
 from swarm.loop.context import check_context
 from swarm.loop.evaluator import scores_to_records
 from swarm.loop.search_inputs import digest_items, task_source_digests
@@ -38,7 +38,7 @@ from swarm.runs.verdict import (
     shorten_text,
 )
 from swarm.stats.significance import PairedTest
-from swarm.tasks.base import Item, Score, Task, metric_task
+from swarm.tasks.base import Item, Score, Task, check_split, metric_task
 from swarm.tasks.metrics import Measured, measure, paired_gain
 
 
@@ -54,7 +54,7 @@ class SplitScores:
             requests about dev to compute weights, and the cost of cached answers when they were
             generated.
         seconds: Time of answering, without loading.
-        account: Usage of each voter's answers, from `HasBaselines`; empty if unknown.
+        account: Usage of each voter's answers, empty if unknown.
     """
 
     names: list[str]
@@ -63,21 +63,6 @@ class SplitScores:
     usage: Usage
     seconds: float
     account: Sequence[Mapping[str, Any]] = ()
-
-
-@runtime_checkable
-class HasBaselines(Protocol):
-    """A candidate whose first voter is compared with the others.
-
-    Attributes:
-        rivals: Description of the others.
-    """
-
-    rivals: str
-
-    def usage_per_candidate(self) -> Sequence[Mapping[str, Any]]:
-        """Return "calls", "tokens" and "cost" of each voter's answers."""
-        ...
 
 
 def prepare_candidate(candidate: Candidate, task: Task, device: str = "cpu") -> None:
@@ -106,13 +91,11 @@ def check_candidate(
     """
     task.check()
     candidate.check(metric_task(task))
-    if isinstance(candidate, HasModelContexts):
-        reads_dev = getattr(candidate, "reads_dev", False) and "dev" not in splits
-        used = ("dev", *splits) if reads_dev else splits
-        for tokenizer, context in candidate.model_contexts():
-            check_context(metric_task(task), tokenizer, context, used)
-    if (scale := getattr(candidate, "scale", None)) is not None:
-        task.restore_scale(scale)
+    used = dict.fromkeys(("dev", *splits) if candidate.reads_dev else splits)
+    for tokenizer, context in candidate.model_contexts():
+        check_context(metric_task(task), tokenizer, context, list(used))
+    if candidate.scale is not None:
+        task.restore_scale(candidate.scale)
     metric_task(task).check_scale()
 
 
@@ -133,8 +116,7 @@ def score_candidate(candidate: Candidate, task: Task, split: str) -> SplitScores
     began = time.monotonic()
     scores = candidate.score_items(task, items, meter)
     seconds = time.monotonic() - began
-    account = candidate.usage_per_candidate() if isinstance(candidate, HasBaselines) else ()
-    return SplitScores(candidate.names, items, scores, meter, seconds, account)
+    return SplitScores(candidate.names, items, scores, meter, seconds, candidate.usage_per_voter())
 
 
 def summarize_scores(task: Task, found: SplitScores) -> list[dict[str, Any]]:
@@ -178,8 +160,6 @@ def compare_with_best(task: Task, found: SplitScores) -> dict[str, Any]:
     return {"best": found.names[best], "gain": asdict(gain)}
 
 
-SPLITS = ("dev", "test")
-
 RESULT_FILE = "result.json"
 
 
@@ -205,8 +185,7 @@ class Evaluation:
         device: str | None = None,
         out: str | None = None,
     ) -> None:
-        if split not in SPLITS:
-            raise UserError(f"split={split}: must be one of {', '.join(SPLITS)}")
+        check_split(split)
         self.task, self.candidate = task, candidate
         self.split, self.device = split, device
         if out is not None and not isinstance(out, str | Path):
@@ -255,7 +234,7 @@ class Evaluation:
             "device": device,
             "identity": identity,
         }
-        if isinstance(self.candidate, HasBaselines) and len(found.names) > 1:
+        if self.candidate.rivals and len(found.names) > 1:
             rival = {"rivals": self.candidate.rivals}
             result["against_best"] = compare_with_best(self.task, found) | rival
         if self.out:

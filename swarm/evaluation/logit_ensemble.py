@@ -1,5 +1,6 @@
 """Ensembles of models at the level of next-token probabilities, with weights per prompt."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,13 +13,13 @@ from swarm.engine.base_model import BaseModel
 from swarm.engine.token_ensemble.engine import TokenEnsembleEngine
 from swarm.engine.token_ensemble.members import EnsembleMember, ModelEnsemble
 from swarm.errors import UserError
-from swarm.evaluation.base import JobUsage, run_task
+from swarm.evaluation.base import Candidate, JobUsage, run_task
 from swarm.models.base import Completion, Request
 from swarm.pool.adapter import read_adapter
 from swarm.tasks.base import Item, Score, Task
 
 
-class TokenEnsembleCandidate:
+class TokenEnsembleCandidate(Candidate):
     """One voter: the next token's probabilities are sum_k w_k p_k, with separate w_k per prompt.
 
     Greedy decoding takes the likeliest token. Adapters of one base share its weights. It is also a
@@ -46,9 +47,9 @@ class TokenEnsembleCandidate:
         self._tokenizer: Any = None
         self._opened = False
 
+    @abstractmethod
     def compute_weights(self, requests: Sequence[Request]) -> np.ndarray:
         """Return the mixing weights of each request, [R, K]: nonnegative, with sum 1."""
-        raise NotImplementedError
 
     def check(self, task: Task) -> None:
         """See `Candidate.check`."""
@@ -58,7 +59,7 @@ class TokenEnsembleCandidate:
         self._tokenizer = self.engine.check(self.base, self.panel)
 
     def model_contexts(self) -> list[tuple[Any, float]]:
-        """See `HasModelContexts`."""
+        """See `Candidate.model_contexts`."""
         return [(self._tokenizer, self.engine.context)]
 
     def open(self, device: str) -> None:

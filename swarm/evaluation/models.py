@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.evaluation.base import JobUsage, run_task
+from swarm.evaluation.base import Candidate, JobUsage, run_task
 from swarm.models.base import Completion, Model, Request, Usage
 from swarm.multi_agent.moa import MixtureOfAgents, build_mixture, read_preset
 from swarm.multi_agent.types import AgentSpec, Transcript
@@ -24,7 +24,7 @@ KnownCompletions = Mapping[object, Completion]
 VOTE_NAME = "vote of the proposers"
 
 
-class MoACandidate:
+class MoACandidate(Candidate):
     """A Mixture of Agents (arXiv 2406.04692), each of its proposers, and the proposers' vote.
 
     Weak proposers can make a mixture worse than its best member, so the members are always measured
@@ -127,7 +127,7 @@ class MoACandidate:
             came.append(one.final)
         return came
 
-    def usage_per_candidate(self) -> list[dict[str, Any]]:
+    def usage_per_voter(self) -> list[dict[str, Any]]:
         """Return the usage of each voter's answers, in the order of `names`."""
         return [
             {"calls": s.calls, "tokens": s.tokens, "cost": s.cost, "unpriced": s.unpriced}
@@ -176,7 +176,7 @@ def question_key(request: Request) -> object:
     return request.prompt, request.max_new_tokens
 
 
-class ModelCandidate:
+class ModelCandidate(Candidate):
     """A model as one voter.
 
     Args:
@@ -208,10 +208,6 @@ class ModelCandidate:
             return completions
 
         return [run_task(task, items, generate_counted)]
-
-    def fingerprint(self) -> str:
-        """Return "": the weights behind an endpoint are unknown."""
-        return ""
 
 
 class NamedModelCandidate(ModelCandidate):

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.evaluation.base import Candidate, HasModelContexts, JobUsage
+from swarm.evaluation.base import Candidate, JobUsage
 from swarm.evaluation.routing import load_initial_answers
 from swarm.stats.significance import plurality_vote
 from swarm.tasks.base import Item, Score, Task
 from swarm.tasks.metrics import majority_vote
 
 
-class VotingCandidate:
+class VotingCandidate(Candidate):
     """The vote of all voters of its members on the answers parsed from their texts.
 
     - "majority": the most frequent answer; ties go to the largest summed weight, then to the first
@@ -70,12 +70,11 @@ class VotingCandidate:
         """Whether weights, or a member, are based on answers to dev."""
         if self.weights is None and self.rule == "weighted":
             return True
-        return any(getattr(member, "reads_dev", False) for member in self.members)
+        return any(member.reads_dev for member in self.members)
 
     def model_contexts(self) -> list[tuple[Any, float]]:
-        """See `HasModelContexts`."""
-        known = [member for member in self.members if isinstance(member, HasModelContexts)]
-        return [one for member in known for one in member.model_contexts()]
+        """See `Candidate.model_contexts`."""
+        return [one for member in self.members for one in member.model_contexts()]
 
     def voter_names(self) -> list[str]:
         """Return the names of all voters."""

@@ -210,8 +210,8 @@ class Mixture(Task):
 
     def restore_scale(self, scale: Mapping[str, Any]) -> None:
         """Set the parts' scales that `calibrate` returned."""
-        for part, mine in scale.items():
-            self.tasks[part].restore_scale(mine)
+        for part in self.tasks.keys() & scale.keys():
+            self.tasks[part].restore_scale(scale[part])
 
     def apply_scale(self, score: Score) -> Score:
         """Return the score on the scale of its part."""

@@ -71,7 +71,10 @@ def test_a_mixture_stands_beside_its_best_proposer(place: tuple[Path, Any]) -> N
     n = result["items"]
     assert (mixture["utility"], good["utility"], bad["utility"]) == (0, 1, 0)
     assert [good["name"], bad["name"]] == ["good alone", "bad alone"]
-    assert result["against_best"]["best"] == "good alone" and result["against_best"]["gain"] == -1
+    assert (
+        result["against_best"]["best"] == "good alone"
+        and result["against_best"]["gain"]["difference"] == -1
+    )
     lines = format_result(result)
     assert "best single proposer or vote: good alone" in lines and "loss" in lines
     # The proposers alone are asked nothing that the first layer has not asked.

@@ -1,11 +1,7 @@
 """The commands of a consortium as they are typed; members are functions and an endpoint."""
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -82,47 +78,12 @@ def test_run_may_be_left_out_and_nearly_a_command_is_asked_about() -> None:
     assert set(COMMANDS) <= set(fine("--help").stdout.split())
 
 
-def test_help_has_the_name_by_which_it_was_called() -> None:
-    told = CliRunner().invoke(consortium, ["--help"], prog_name="python -m swarm.consortium").stdout
-    assert (
-        '  python -m swarm.consortium "Why is the sky blue?"' in told
-        and "llm consortium" not in told
-    )
-
-
 def test_standard_input_belongs_to_the_prompt() -> None:
     once = (*TWO, "--max-iterations", "1")
     assert result(*once, stdin="Why?\n")["original_prompt"] == "Why?"
     assert result("Sum up:", *once, stdin="a text\n")["original_prompt"] == "Sum up:\n\na text"
     assert result("Why?", *once, "--no-stdin", stdin="a")["original_prompt"] == "Why?"
     assert "the prompt is empty" in typed(*once, stdin=" \n").stderr
-
-
-def test_the_result_has_the_shape_of_the_first_program_and_more(place: Path) -> None:
-    fine(
-        "Why?",
-        *TWO,
-        "--min-iterations",
-        "2",
-        "--confidence-threshold",
-        "60",
-        "--output",
-        "found.json",
-    )
-    found = json.loads((place / "found.json").read_text())
-    assert found["original_prompt"] == "Why?"
-    assert [one["response"][:11] for one in found["model_responses"]] == [
-        "It is blue.",
-        "It is green",
-    ]
-    assert found["synthesis"]["refinement_areas"] == ["more light"]
-    assert {"synthesis", "confidence", "analysis", "dissent", "needs_iteration"} < set(
-        found["synthesis"]
-    )
-    assert found["metadata"]["models_used"] == {BLUE: 1, GREEN: 1}
-    assert found["metadata"]["iteration_count"] == len(found["iterations"]) == 2
-    assert found["metadata"]["arbiter"] == JUDGE and found["metadata"]["timestamp"]
-    assert [path.name for path in place.iterdir() if path.is_file()] == ["found.json"]
 
 
 def test_raw_shows_what_all_said_and_nothing_steers_the_terminal() -> None:
@@ -183,13 +144,6 @@ def test_a_dead_member_is_a_warning_and_all_dead_an_error() -> None:
     assert [run["status"] for run in RunLog().list()] == ["failed", "done"]
 
 
-def test_doubts_are_told() -> None:
-    once = ("--max-iterations", "1")
-    done = fine("Why?", "-m", BLUE, "-m", JUDGE, "--arbiter", JUDGE, *once)
-    assert f"warning: {JUDGE} is both arbiter and member" in done.stderr
-    assert f"warning: {BLUE} is the only member" in fine("?", "-m", BLUE, "--arbiter", JUDGE).stderr
-
-
 def test_a_preset_can_be_planned() -> None:
     done = fine("Why?", "--dry-run", "--consortium", "local")
     assert "consortium local: local/base" in done.stderr and "4 to 6 calls in all" in done.stdout
@@ -227,14 +181,6 @@ def test_members_behind_an_endpoint_are_asked_as_was_said(monkeypatch: pytest.Mo
     assert "3 calls" in done.stderr or "4 calls, 30 + 9 tokens" in done.stderr
     kept = Path("trace.jsonl").read_text()
     assert kept.count("says so") >= 3 and "sk-very" not in kept + done.output
-
-
-def test_an_endpoint_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    reply = Reply({"error": {"message": "no such model"}}, status=404)
-    with endpoint(lambda asked: reply) as made:
-        monkeypatch.setenv("OPENAI_BASE_URL", made.url)
-        done = typed("Why?", "-m", "gone", "-m", "gone2", "--strategy", "vote", "--quiet")
-    assert done.exit_code == 1 and "no such model" in done.stderr and done.stdout == ""
 
 
 ALL = [
@@ -352,51 +298,6 @@ def test_runs_are_listed_and_shown() -> None:
     assert [one["model"] for one in kept["model_responses"]] == [BLUE, GREEN]
 
 
-def test_strategies_are_told() -> None:
-    out = fine("strategies").stdout
-    assert "peer-review" in out and "critic" in out
-
-
-def test_an_interrupt_and_no_torch(place: Path) -> None:
-    words = [
-        "-X",
-        "importtime",
-        "-m",
-        "swarm.consortium",
-        "Why?",
-        "-m",
-        "function/consortium_members:slow",
-        "--arbiter",
-        JUDGE,
-        "--no-stdin",
-    ]
-    environment = searches.environment(LLM_USER_PATH=str(place / "llm"))
-    environment["PYTHONPATH"] = os.pathsep.join([str(searches.ROOT), str(searches.HELPERS)])
-    process = subprocess.Popen(
-        [sys.executable, *words],
-        env=environment,
-        cwd=place,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert process.stdout and process.stderr
-    seen = ""
-    for line in process.stderr:
-        seen += line
-        if line == "asked\n":
-            break
-    process.send_signal(signal.SIGINT)
-    rest = process.stderr.read()
-    assert process.wait(timeout=30) == 130 and rest.splitlines()[-1] == "stopped"
-    loaded = {line.rpartition("|")[2].strip() for line in seen.splitlines()}
-    assert "swarm.consortium.commands" in loaded and not loaded & {
-        "torch",
-        "transformers",
-        "llm",
-    }
-
-
 @pytest.mark.parametrize("package", ["swarm.consortium", "llm_consortium"])
 def test_what_the_page_has_for_python_programs_runs(
     package: str, capsys: pytest.CaptureFixture[str]
@@ -423,72 +324,6 @@ def test_the_page_names_all_commands_options_and_strategies() -> None:
             assert f"`{option}" in page, option
     for name in (*consortium.list_commands(group), *STRATEGIES):
         assert f"`{name}" in page, name
-
-
-def test_ctrl_c_keeps_what_members_have_answered(place: Path) -> None:
-    """In the record of runs and in the file of --output; what was under way is named as stopped."""
-
-    def answer(asked: Any) -> Reply:
-        slow = asked.body["model"] == "slow"
-        return Reply(chat(f"the {asked.body['model']} answer").body, wait=60.0 if slow else 0.0)
-
-    with endpoint(answer) as server:
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "swarm.consortium",
-                "Why?",
-                "-m",
-                "openai/quick",
-                "-m",
-                "openai/slow",
-                "--arbiter",
-                "openai/quick",
-                "--output",
-                str(place / "out.json"),
-            ],
-            env=searches.environment(
-                OPENAI_BASE_URL=server.url,
-                LLM_USER_PATH=os.environ["LLM_USER_PATH"],
-                MODEL_SWARMS_CACHE=os.environ["MODEL_SWARMS_CACHE"],
-            ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=searches.ROOT,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
-        assert process.stderr
-        while "member openai/quick" not in (line := process.stderr.readline()):
-            assert line, "it ended before a member answered"
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 130
-    found = json.loads((place / "out.json").read_text())
-    said = {one["model"]: one for one in found["model_responses"]}
-    assert said["openai/quick"]["response"] == "the quick answer"
-    assert said["openai/slow"]["error"] == "stopped" and found["synthesis"] is None
-    [run] = RunLog().list()
-    assert (run["status"], run["error"]) == ("failed", "stopped")
-    kept = RunLog().get(run["id"])["result"]["model_responses"]
-    assert [one.get("response") for one in kept] == ["the quick answer", None]
-    assert "the quick answer" in fine("run-info", run["id"]).stdout
-
-
-def test_strategies_have_their_names_in_llm_consortium_too() -> None:
-    for theirs, ours in (("voting", "vote"), ("role", "roles"), ("semantic", "default")):
-        done = fine("Why?", *TWO, "--strategy", theirs, "--dry-run")
-        assert done.stdout.startswith(f"strategy {ours};")
-    done = typed("Why?", *TWO, "--strategy", "tropical")
-    assert done.exit_code == 2 and "tropical: must be default" in done.stderr
-    assert not consortium_members.heard
-
-
-def test_a_threshold_without_effect_is_told() -> None:
-    told = "warning: confidence_threshold has no effect with strategy rank"
-    two = ("-m", BLUE, "-m", GREEN, "--arbiter", RANKER, "--strategy", "rank")
-    assert told in fine("Why?", *two, "--confidence-threshold", "0.9").stderr
-    assert "no effect" not in fine("Why?", *two).stderr
 
 
 LONG = " ".join(f"w{number}" for number in range(3000))

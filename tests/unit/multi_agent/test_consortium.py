@@ -3,15 +3,13 @@
 import json
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_agents import Speaker, slot, speaker, whole
+from fake_agents import slot, speaker, whole
 from small_consortia import (
     DEAD,
-    confidences,
     deliberation,
     heard,
     judge,
@@ -20,10 +18,8 @@ from small_consortia import (
 )
 
 from swarm.consortium import create_consortium, install_alias
-from swarm.consortium.run_log import RunLog
 from swarm.errors import UserError
-from swarm.models.base import Completion, Message, Request
-from swarm.models.trace import Trace
+from swarm.models.base import Message, Request
 from swarm.multi_agent.collaboration import stream_events
 from swarm.multi_agent.consortium.consortium import Consortium
 from swarm.multi_agent.consortium.result_json import result_to_json
@@ -99,14 +95,6 @@ def test_members_are_told_to_say_how_sure_they_are() -> None:
     assert request.prompt[0].content.startswith("s\n\n") and "Confidence: 0" in heard(own)[0]
     assert request.prompt[0].content.endswith("\n\nBe brief.")
     assert [(one.text, one.confidence) for one in found.iterations[0].answers] == [("Paris.", 0.7)]
-
-
-def test_a_system_text_replaces_the_houses_and_an_empty_one_is_none() -> None:
-    told, untold = slot("a"), slot("b")
-    deliberation(Consortium([told], judge(0.9), system="Rhyme."))
-    assert speaker(told).heard[0].prompt == (Message("system", "Rhyme."), Message("user", "why?"))
-    deliberation(Consortium([untold], judge(0.9), system=""))
-    assert speaker(untold).heard[0].prompt == "why?"
 
 
 def test_from_the_second_iteration_on_they_see_what_became_of_the_first() -> None:
@@ -200,13 +188,6 @@ def test_a_dead_member_is_a_warning_and_below_the_quorum_an_error() -> None:
     assert list(shown(speaker(arbiter).heard[0])) == [1]
     with pytest.raises(UserError, match="1 of 3 members answered and quorum is 2: b: it is"):
         deliberation(Consortium(members(), judge(0.9), quorum=2))
-
-
-def test_all_dead_is_an_error_and_asks_no_arbiter() -> None:
-    arbiter = judge(0.9)
-    with pytest.raises(UserError, match="0 of 2 members answered"):
-        deliberation(Consortium([slot("a", DEAD, count=2)], arbiter))
-    assert speaker(arbiter).heard == []
 
 
 def test_an_iteration_that_fails_leaves_the_answer_of_the_one_before() -> None:
@@ -347,35 +328,6 @@ def test_a_consortium_may_be_a_member_and_an_arbiter() -> None:
     assert outer.members[0] is inner
 
 
-def test_tokens_cost_and_time_are_those_of_all_calls() -> None:
-    silent = slot("silent", Completion("", prompt_tokens=1, cost=0.25))
-    final = deliberation(Consortium([slot("a"), slot("b"), silent], judge(0.9))).final
-    assert final == Completion("S1", (), 31, 9, cost=1.75, finish="stop")
-    assert 0 < final.seconds < 5
-
-
-def test_members_are_asked_at_the_same_time() -> None:
-    together = threading.Barrier(3, timeout=60)
-
-    def says(request: Request) -> str:
-        together.wait()
-        return "here"
-
-    found = deliberation(Consortium([slot(name, says) for name in "abc"], judge(0.9)))
-    assert found.final.text == "S1"
-
-
-def test_time_is_that_of_the_whole() -> None:
-    def slow(request: Request) -> str:
-        time.sleep(0.05)
-        return "late"
-
-    member, arbiter = slot("a", slow, timeout=900), judge(0.1)
-    deliberation(Consortium([member], arbiter, max_iterations=2), timeout=100.0)
-    times = [request.timeout or 0 for request in speaker(member).heard]
-    assert 50 < times[0] <= 100 and times[1] < times[0] - 0.04
-
-
 def test_events_come_in_order_and_a_stream_ends_with_the_answer() -> None:
     consortium = Consortium([slot("a", "A"), slot("b", DEAD)], judge(0.5, 0.9))
     events: list[Any] = []
@@ -434,24 +386,6 @@ def test_nobody_is_asked_once_nobody_waits(nested: bool) -> None:
     assert len(speaker(member).heard) == 1 and speaker(arbiter).heard == []
 
 
-def test_what_the_run_raises_is_raised_where_it_is_followed() -> None:
-    def run(watch: Any) -> None:
-        watch(0, "event")
-        raise KeyError("of the run")
-
-    talk = stream_events(run)
-    assert next(talk) == (0, "event")
-    with pytest.raises(KeyError, match="of the run"):
-        next(talk)
-
-
-def test_calls_are_in_the_trace(tmp_path: Any) -> None:
-    trace = Trace(tmp_path / "trace.jsonl")
-    deliberation(Consortium([slot("a"), slot("b")], judge(0.9), trace=trace))
-    lines = [json.loads(line) for line in trace.path.read_text().splitlines()][1:]
-    assert sorted(line["call"]["role"] for line in lines) == ["arbiter", "member", "member"]
-
-
 def test_identity_tells_settings_and_members_apart() -> None:
     def of(**settings: Any) -> str:
         given = {"members": [slot("a")], "arbiter": slot("j"), **settings}
@@ -503,13 +437,6 @@ def test_the_result_has_the_shape_of_old_and_all_iterations() -> None:
     assert raw == found.iterations[1].verdict.raw and "<synthesis>" in raw
 
 
-def test_confidences_are_those_of_the_iterations() -> None:
-    found = deliberation(
-        Consortium([AgentSpec(Speaker("a"), "a")], judge("?", 0.2), min_iterations=2)
-    )
-    assert confidences(found) == [None, 0.2, 0.2]
-
-
 def test_what_members_thought_is_in_the_result_and_their_tags_are_not() -> None:
     said = (
         "<thought_process>\nlight scatters\n</thought_process>\n<confidence>0.7</confidence>\n"
@@ -537,26 +464,6 @@ def test_the_names_of_llm_consortium() -> None:
     assert config.arbiter and config.arbiter.model == "function/z"
     assert ConsortiumConfig(models=["function/x"], judging_method="rank").strategy == "rank"
     assert ConsortiumOrchestrator.__name__ == "Orchestrator" and ConsortiumModel("n", config)
-
-
-def test_a_threshold_without_effect_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    two = ["function/consortium_members:blue", "function/consortium_members:green"]
-    create_consortium(two, arbiter="function/consortium_members:ranker", strategy="rank")
-    assert not caplog.records
-    create_consortium(two, 0.9, arbiter="function/consortium_members:ranker", judging_method="rank")
-    assert "confidence_threshold has no effect with strategy rank" in caplog.text
-
-
-def test_models_may_be_counts_and_a_name_is_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LLM_USER_PATH", str(tmp_path))
-    blue = "function/consortium_members:blue"
-    made = create_consortium({blue: 2}, strategy="voting", config_name="sky", log=True)
-    assert len(made.orchestrate("Why?")["model_responses"]) == 2
-    assert RunLog().list()[0]["name"] == "sky" and made.config.strategy == "vote"
-    with pytest.raises(UserError, match="count=2: must be an integer"):
-        create_consortium({blue: "2"})  # type: ignore[dict-item]
 
 
 def test_the_alias_makes_way_for_llm_consortium(

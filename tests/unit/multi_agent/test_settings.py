@@ -112,22 +112,6 @@ def test_a_wrong_option_is_one_line_in_a_file_and_in_python(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"members": []}, "members=[]: must be a list, each a mapping of "),
-        ({"members": [{"count": 2}]}, "members[0].model: is missing"),
-        ({"members": [{"model": "a", "heat": 2}]}, "members[0].heat: no such key"),
-        ({"members": ["a,temperature=-1"]}, "members[0].temperature=-1: must be a number"),
-        ({"members": {"a": 0}}, "members[0].count=0: must be an integer, at least 1"),
-    ],
-)
-def test_a_wrong_member_of_a_file_is_named(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError) as error:
-        config(**given)
-    assert str(error.value).startswith(message)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
         ({"members": []}, "members: name at least one"),
         ({"arbiter": None}, "arbiter: required by strategy=default"),
         ({"arbiter": slot("x", count=2)}, "x: count=2: must be 1 for the arbiter"),

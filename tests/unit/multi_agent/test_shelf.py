@@ -1,6 +1,5 @@
 """Saved consortia: kept by name, and found by the roster."""
 
-import json
 import os
 import threading
 from pathlib import Path
@@ -12,8 +11,7 @@ from small_consortia import config
 from swarm.errors import UserError
 from swarm.models.base import Request
 from swarm.multi_agent.consortium.consortium import Consortium
-from swarm.multi_agent.consortium.store import ConsortiumStore, default_folder, load_config
-from swarm.registry.name_resolution import model_identity
+from swarm.multi_agent.consortium.store import ConsortiumStore, default_folder
 from swarm.registry.registry import Roster
 
 VOICE = "function/fake_models:function"
@@ -40,14 +38,6 @@ def test_what_is_put_is_there(folder: Path) -> None:
     assert ConsortiumStore(folder / "consortium.db").list_names() == ["another", "mine"]
     ConsortiumStore().remove("another")
     assert ConsortiumStore().list_names() == ["mine"]
-
-
-def test_a_saved_one_replaces_another_of_its_name() -> None:
-    assert not ConsortiumStore().save("mine", config())
-    assert ConsortiumStore().save("mine", config(seed=2))
-    assert ConsortiumStore().get("mine").seed == 2
-    with pytest.raises(UserError, match="did you mean mine"):
-        ConsortiumStore().get("mien")
 
 
 def test_reading_makes_no_file(folder: Path) -> None:
@@ -131,11 +121,6 @@ def test_the_roster_finds_saved_ones_presets_and_files(tmp_path: Path) -> None:
         roster.model("consortium/mien")
 
 
-def test_a_saved_one_goes_before_a_preset() -> None:
-    ConsortiumStore().save("council", config(seed=5))
-    assert load_config("council").seed == 5
-
-
 def test_what_contains_itself_is_told_with_the_way(tmp_path: Path) -> None:
     ConsortiumStore().save("alone", spoken(members=["consortium/alone", VOICE]))
     ConsortiumStore().save("first", spoken(members=["moa/./mix.yaml"]))
@@ -148,12 +133,3 @@ def test_what_contains_itself_is_told_with_the_way(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match=r"first -> moa/./mix.yaml -> consortium/last -> cons"):
         Roster().model("consortium/first")
-
-
-def test_what_tells_a_consortium_from_one_of_its_name() -> None:
-    def told(**settings: Any) -> str:
-        ConsortiumStore().save("mine", spoken(**settings))
-        return json.dumps(model_identity(Roster().model("consortium/mine")))
-
-    assert told() == told()
-    assert len({told(), told(system="Be brief."), told(strategy="vote"), told(seed=1)}) == 4

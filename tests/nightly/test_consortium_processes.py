@@ -1,0 +1,173 @@
+"""Processes of the consortium's command: interrupts, and what the plugin costs llm."""
+
+import json
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import consortium_members
+import pytest
+import searches
+from endpoints import Reply, chat, endpoint
+
+from swarm._util.settings import parse_settings
+from swarm.consortium.run_log import RunLog
+from swarm.multi_agent.consortium.settings import ConsortiumSettings
+from swarm.multi_agent.consortium.store import ConsortiumStore
+
+BLUE, GREEN = (f"function/consortium_members:{name}" for name in ("blue", "green"))
+JUDGE = "function/consortium_members:judge"
+COUNCIL = parse_settings(
+    ConsortiumSettings, {"members": [BLUE, GREEN], "arbiter": JUDGE, "max_iterations": 1}
+)
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A fresh folder of llm's, and nobody's keys."""
+    monkeypatch.setenv("LLM_USER_PATH", str(tmp_path / "llm"))
+    monkeypatch.setenv("MODEL_SWARMS_CACHE", str(tmp_path / "cache"))
+    for key in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "TOGETHER_API_KEY", "ANTHROPIC_API_KEY"):
+        monkeypatch.delenv(key, raising=False)
+    monkeypatch.chdir(tmp_path)
+    consortium_members.heard.clear()
+    yield tmp_path
+
+
+def test_an_interrupt_and_no_torch(place: Path) -> None:
+    words = [
+        "-X",
+        "importtime",
+        "-m",
+        "swarm.consortium",
+        "Why?",
+        "-m",
+        "function/consortium_members:slow",
+        "--arbiter",
+        JUDGE,
+        "--no-stdin",
+    ]
+    environment = searches.environment(LLM_USER_PATH=str(place / "llm"))
+    environment["PYTHONPATH"] = os.pathsep.join([str(searches.ROOT), str(searches.HELPERS)])
+    process = subprocess.Popen(
+        [sys.executable, *words],
+        env=environment,
+        cwd=place,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout and process.stderr
+    seen = ""
+    for line in process.stderr:
+        seen += line
+        if line == "asked\n":
+            break
+    process.send_signal(signal.SIGINT)
+    rest = process.stderr.read()
+    assert process.wait(timeout=30) == 130 and rest.splitlines()[-1] == "stopped"
+    loaded = {line.rpartition("|")[2].strip() for line in seen.splitlines()}
+    assert "swarm.consortium.commands" in loaded and not loaded & {
+        "torch",
+        "transformers",
+        "llm",
+    }
+
+
+def test_ctrl_c_keeps_what_members_have_answered(place: Path) -> None:
+    """In the record of runs and in the file of --output; what was under way is named as stopped."""
+
+    def answer(asked: Any) -> Reply:
+        slow = asked.body["model"] == "slow"
+        return Reply(chat(f"the {asked.body['model']} answer").body, wait=60.0 if slow else 0.0)
+
+    with endpoint(answer) as server:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "swarm.consortium",
+                "Why?",
+                "-m",
+                "openai/quick",
+                "-m",
+                "openai/slow",
+                "--arbiter",
+                "openai/quick",
+                "--output",
+                str(place / "out.json"),
+            ],
+            env=searches.environment(
+                OPENAI_BASE_URL=server.url,
+                LLM_USER_PATH=os.environ["LLM_USER_PATH"],
+                MODEL_SWARMS_CACHE=os.environ["MODEL_SWARMS_CACHE"],
+            ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=searches.ROOT,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        assert process.stderr
+        while "member openai/quick" not in (line := process.stderr.readline()):
+            assert line, "it ended before a member answered"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 130
+    found = json.loads((place / "out.json").read_text())
+    said = {one["model"]: one for one in found["model_responses"]}
+    assert said["openai/quick"]["response"] == "the quick answer"
+    assert said["openai/slow"]["error"] == "stopped" and found["synthesis"] is None
+    [run] = RunLog().list()
+    assert (run["status"], run["error"]) == ("failed", "stopped")
+    kept = RunLog().get(run["id"])["result"]["model_responses"]
+    assert [one.get("response") for one in kept] == ["the quick answer", None]
+
+
+WORDS = """
+import sys
+from llm.cli import cli
+cli(["--version"], standalone_mode=False)
+print("=== asked", file=sys.stderr)
+cli(["-m", "council", "Why?"])
+"""
+
+
+def test_the_plugin_costs_llm_next_to_nothing_and_needs_no_folder(place: Path) -> None:
+    ConsortiumStore().save("council", COUNCIL)
+    paths = f"{searches.ROOT}:{searches.HELPERS}"
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-c", WORDS],
+        capture_output=True,
+        text=True,
+        input="",
+        env=searches.environment(PYTHONPATH=paths, LLM_USER_PATH=os.environ["LLM_USER_PATH"]),
+    )
+    version, answer = done.stdout.splitlines()
+    assert done.returncode == 0 and "version" in version and answer == "answer 1"
+    before, after = done.stderr.split("=== asked\n")
+    times = re.findall(r"import time: +(\d+) \| +(\d+) \| ( *)(\S+)", before)
+    own = {name: int(alone) for alone, _, _, name in times if name.startswith("swarm")}
+    assert "swarm.consortium.cli" in own and sum(own.values()) < 3_000_000
+    assert set(own) <= {
+        "swarm",
+        "swarm._version",
+        "swarm.errors",
+        "swarm._util",
+        "swarm._util.terminal",
+        "swarm._util.threads",
+        "swarm.consortium",
+        "swarm.consortium.cli",
+        "swarm.consortium.plugin",
+    }
+    loaded = {name.split(".")[0] for *_, name in times}
+    assert not loaded & {"hydra", "omegaconf", "rich"}
+    assert not re.search(r"\| +(torch|transformers)$", done.stderr, re.MULTILINE)
+    assert re.search(rf"member {re.escape(GREEN)}: \d+\.\d s", after)
+    with sqlite3.connect(place / "llm" / "logs.db") as log:
+        assert log.execute("SELECT model FROM turns").fetchall() == [("council",)]

@@ -222,7 +222,7 @@ def _damaged(
             return {k: v for k, v in left.items() if k not in ("command.json", "rounds.jsonl")}
         if reader == "report":
             # Without the run's path; config.json of another place is another text.
-            return (run / "report.md").read_text().replace(str(here), "")
+            return (run / "report.html").read_text().replace(str(here), "")
         if reader == "export":
             return {k: v for k, v in _tree(here / "out").items() if k != "README.md"}
         return re.sub(r"[\d.]+ (s|seconds)\b.*", "", out.replace(str(here), ""))

@@ -380,13 +380,6 @@ COMMAND_EXAMPLES = {
     "judge flask generate": ("--model moa/lite --output outputs/moa.jsonl",),
     "judge flask judge": ("--answers outputs/moa.jsonl --judge gpt-4o --out outputs",),
     "judge flask show": ("--out outputs", "--out outputs --json"),
-    "report": ("search/first", "page search/first search/second", "analyse search/first"),
-    "report page": ("search/first",),
-    "report analyse": ("search/first", "search/first search/second --plots pictures"),
-    "study": ("ablations search/first", "ablations task=nlgraph_mini name=mine --seeds 3"),
-    "study ablations": ("search/first", "task=nlgraph_mini name=mine --seeds 3"),
-    "study diversity": ("search/first", "search/first --distinct 1,3"),
-    "study weak_to_strong": ("search/first", "search/first --without 1,2"),
 }
 """Command after `python -m swarm.` -> the arguments of each example."""
 

@@ -273,9 +273,9 @@ class Result:
         Raises:
             UserError: The folder is not writable.
         """
-        from swarm.report.build import write_report
+        from swarm.report.page import write_report
 
-        return write_report(self.folder)[0]
+        return write_report(self.folder)
 
     def __str__(self) -> str:
         models = PairedComparison(self.run)

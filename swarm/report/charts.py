@@ -1,262 +1,26 @@
-"""Charts: files by matplotlib (SVG and PNG), and inline SVGs of the page.
-
-An inline SVG belongs to the page: the style sheet colours it, dark or light, and the script reads
-its scales and marks the point under the pointer.
-"""
+"""Charts by matplotlib: SVGs of the report, whose texts are texts, and figures of other kinds."""
 
 import io
-import math
+import re
 import warnings
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import count
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swarm.report.document import (
-    COLOURS,
-    GREY,
-    INVALID_CHARACTERS,
-    MARKER_SHAPES,
-    MAX_MARKERS,
-    Chart,
-    Series,
-    axis_ticks,
-    escape_text,
-    style_of_series,
-    tick_label,
-)
+from swarm.report.document import COLOURS, GREY, INVALID_CHARACTERS, MARKER_SHAPES, Chart, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LETTER_WIDTH = 6.4
-"""Approximate width of a letter of the labels."""
+DASHES = ("-", (0, (7, 3)), (0, (2, 3)))
+"""Line styles, by how often the palette has been used up."""
 
-
-class ChartSize(NamedTuple):
-    """Size of a chart, in the units of its text (font size 12)."""
-
-    width: int
-    height: int
-
-
-ROW_HEIGHT = 70
-"""Height of a row in a chart with rows."""
-
-WIDE_SIZE, NARROW_SIZE = ChartSize(500, 310), ChartSize(350, 280)
-"""Sizes for a desktop page and for a phone."""
-
-
-class LinearScale:
-    """Linear map from values to coordinates; both ranges are given by their ends."""
-
-    def __init__(self, values: tuple[float, float], places: tuple[float, float]) -> None:
-        self.values, self.places = values, places
-
-    def __call__(self, value: float) -> float:
-        low, high = self.values
-        start, end = self.places
-        return round(start + (value - low) / (high - low) * (end - start), 1)
-
-
-class LogScale(LinearScale):
-    """Logarithmic map from values above 0 to coordinates."""
-
-    def __call__(self, value: float) -> float:
-        low, high = map(math.log, self.values)
-        start, end = self.places
-        return round(start + (math.log(value) - low) / (high - low) * (end - start), 1)
-
-
-class ChartFrame:
-    """Layout of a chart's axes.
-
-    Attributes:
-        x, y: Scales of the axes.
-        x_ticks, y_ticks: Ticks of the axes, as (value, label).
-    """
-
-    def __init__(self, chart: Chart, size: ChartSize) -> None:
-        if chart.rows:
-            size = ChartSize(size.width, 66 + ROW_HEIGHT * len(chart.rows))
-        self.size, self.top, self.bottom = size, 12, size.height - 46
-        self.y_ticks = _row_ticks(chart, size) if chart.rows else _number_ticks(*chart.y_range())
-        widest = max(len(words) for _, words in self.y_ticks)
-        self.left = 30 + LETTER_WIDTH * widest
-        low, high = chart.x_range()
-        most = 7 if size.width > 400 else 5
-        marks = _number_ticks(low, high, most, chart.integer_x)
-        if chart.log:
-            marks = [(x, f"{x:g}") for x in sorted({float(x) for s in chart.series for x in s.x})]
-        # An iteration axis ends exactly at its data; other axes end at a tick.
-        ends = (low, high) if chart.integer_x else (marks[0][0], marks[-1][0])
-        self.right = size.width - max(14, 2 + LETTER_WIDTH / 2 * len(marks[-1][1]))
-        self.x_ticks = [one for one in marks if ends[0] <= one[0] <= ends[1]]
-        pad = 8 if chart.integer_x else 0
-        scale = LogScale if chart.log and ends[0] < ends[1] else LinearScale
-        self.x = scale(ends, (self.left + pad, self.right - pad))
-        y_ends = (self.y_ticks[0][0], self.y_ticks[-1][0])
-        if chart.rows:
-            y_ends = (len(chart.rows) - 0.5, -0.5)
-        self.y = LinearScale(y_ends, (self.bottom, self.top))
-
-
-def _number_ticks(
-    low: float, high: float, most: int = 6, whole: bool = False
-) -> list[tuple[float, str]]:
-    found = axis_ticks(low, high, most, whole)
-    return [(value, tick_label(value, found)) for value in found]
-
-
-def _row_ticks(chart: Chart, size: ChartSize) -> list[tuple[float, str]]:
-    most = 30 if size.width > 400 else 17
-    return [(float(n), shorten_text(name, most)) for n, name in enumerate(chart.rows)]
-
-
-def shorten_text(words: str, max_length: int) -> str:
-    """Truncate text to at most `max_length` characters."""
-    return words if len(words) <= max_length else words[: max_length - 1] + "…"
-
-
-def render_svg(chart: Chart, size: ChartSize = WIDE_SIZE) -> str:
-    """Render a chart for the page, whose style sheet colours the classes c0, c1, ...; no legend."""
-    frame = ChartFrame(chart, size)
-    head = (
-        f'<svg class="{"wide" if size == WIDE_SIZE else "narrow"}" viewBox="0 0 {size.width} '
-        f'{frame.size.height}" role="img" '
-        f'aria-label="{escape_text(f"{chart.title}. {chart.alt_text}")}" '
-        f'data-x="{_format_scale(frame.x)}" data-y="{_format_scale(frame.y)}">'
-    )
-    content = (render_axes, _render_marks, _render_series)
-    return "\n".join([head, *(line for part in content for line in part(chart, frame)), "</svg>"])
-
-
-def legend_key(chart: Chart, number: int) -> str:
-    """Render the legend symbol of a series: 24 wide, centred on y = 0."""
-    style = chart.series_style(number)
-    line = "" if chart.series[number].kind == "points" else _line_path("M0 0H24", style)
-    return line + f'<path class="dot" d="{_marker_outline(style or 0, 12, 0)}"/>'
-
-
-def series_classes(chart: Chart, number: int) -> str:
-    """Return the CSS classes of a series."""
-    style = chart.series_style(number)
-    colour = "faint" if style is None else f"c{style_of_series(style)[0]}"
-    return f"{colour} {chart.series[number].weight}"
-
-
-def _line_path(line: str, style: int | None) -> str:
-    dashes = style_of_series(style)[1] if style is not None else ""
-    drawn = f' stroke-dasharray="{dashes}"' if dashes else ""
-    return f'<path class="line"{drawn} d="{line}"/>'
-
-
-def _format_scale(scale: LinearScale) -> str:
-    return " ".join(f"{end:.6g}" for end in (*scale.values, *scale.places))
-
-
-def render_axes(chart: Chart, frame: ChartFrame) -> list[str]:
-    """Render both axes with their ticks and names."""
-    left, right, bottom = round(frame.left, 1), frame.right, frame.bottom
-    parts = []
-    for value, words in frame.y_ticks:
-        parts.append(f'<path class="grid" d="M{left} {frame.y(value)}H{right}"/>')
-        parts.append(_text_element(left - 8, frame.y(value) + 4, words, "end"))
-    for value, words in frame.x_ticks:
-        parts.append(f'<path class="axis" d="M{frame.x(value)} {bottom}v5"/>')
-        parts.append(_text_element(frame.x(value), bottom + 19, words, "middle"))
-    parts.append(f'<path class="axis" d="M{left} {frame.top}V{bottom}H{right}"/>')
-    parts.append(_text_element((left + right) / 2, frame.size.height - 8, chart.x_name, "middle"))
-    if chart.y_name:
-        middle = (frame.top + bottom) / 2
-        parts.append(
-            f'<g transform="rotate(-90 12 {middle})">'
-            f"{_text_element(12, middle, chart.y_name, 'middle')}</g>"
-        )
-    return parts
-
-
-def _render_marks(chart: Chart, frame: ChartFrame) -> list[str]:
-    parts = []
-    for name, value in chart.marks:
-        y = frame.y(value)
-        parts.append(
-            f'<path class="mark" stroke-dasharray="5 4" d="M{frame.left:.1f} {y}H{frame.right}"/>'
-        )
-        parts.append(_text_element(frame.right, y - 5, name, "end"))
-    return parts
-
-
-def _render_series(chart: Chart, frame: ChartFrame) -> list[str]:
-    """Render every series as a group, faint ones first and strong ones on top."""
-    order = {"faint": 0, "normal": 1, "strong": 2}
-    places = sorted(range(len(chart.series)), key=lambda n: order[chart.series[n].weight])
-    parts = []
-    for number in places:
-        one, style = chart.series[number], chart.series_style(number)
-        parts.append(
-            f'<g class="{series_classes(chart, number)}" data-n="{number}">'
-            + _series_path(one, frame, style)
-            + _render_dots(one, frame, style)
-            + "</g>"
-        )
-    return parts
-
-
-def _series_path(one: Series, frame: ChartFrame, style: int | None) -> str:
-    parts = [
-        f"M{frame.x(low)} {frame.y(y)}H{frame.x(high)}"
-        for (low, high), y in zip(one.spans, one.y, strict=False)
-    ]
-    pen = "M"
-    for x, y in [] if one.kind == "points" else _finite_points(one):
-        corner = f"H{frame.x(x)}V" if pen == "L" and one.kind == "steps" else f"{pen}{frame.x(x)} "
-        parts.append(f"{corner}{frame.y(y)}")
-        pen = "L"
-    return _line_path("".join(parts), style) if parts else ""
-
-
-def _finite_points(one: Series) -> list[tuple[float, float]]:
-    points = [(float(x), float(y)) for x, y in zip(one.x, one.y, strict=True)]
-    return [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
-
-
-def _render_dots(one: Series, frame: ChartFrame, style: int | None) -> str:
-    points = _finite_points(one)
-    if one.kind != "points":
-        lone = len(points) == 1
-        every = max(1, math.ceil(len(points) / MAX_MARKERS))
-        points = points[::every] if style is not None or lone else []
-    drawn = "".join(
-        _marker_outline(style or 0, frame.x(x), frame.y(y), 2 if style is None else 4)
-        for x, y in points
-    )
-    return f'<path class="dot" d="{drawn}"/>' if drawn else ""
-
-
-def _marker_outline(style: int, x: float, y: float, r: float = 4) -> str:
-    """Return the path of a series' marker around a point."""
-    x, y = round(x, 1), round(y, 1)
-    h, w = round(r * 0.8, 1), round(r * 1.2, 1)
-    shapes: Sequence[str] = (
-        f"M{x - r:g} {y:g}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0z",
-        f"M{x - h:g} {y - h:g}h{2 * h:g}v{2 * h:g}h{-2 * h:g}z",
-        f"M{x:g} {y - w:g}l{w} {2 * h:g}h{-2 * w:g}z",
-        f"M{x:g} {y - w:g}l{w} {w}l{-w} {w}l{-w} {-w}z",
-        f"M{x:g} {y + w:g}l{w} {-2 * h:g}h{-2 * w:g}z",
-        f"M{x - r:g} {y - 1.5:g}h{r - 1.5:g}v{1.5 - r:g}h3v{r - 1.5:g}h{r - 1.5:g}v3h{1.5 - r:g}"
-        f"v{r - 1.5:g}h-3v{1.5 - r:g}h{1.5 - r:g}z",
-        f"M{x - r:g} {y - r:g}h3l{r - 3:g} {r - 2:g}l{r - 3:g} {2 - r:g}h3l{-r + 1:g} {r}"
-        f"l{r - 1:g} {r}h-3l{3 - r:g} {2 - r:g}l{3 - r:g} {r - 2:g}h-3l{r - 1:g} {-r}z",
-    )
-    return shapes[style_of_series(style)[0]]
-
-
-def _text_element(x: float, y: float, words: str, anchor: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape_text(words)}</text>'
-
+MAX_MARKERS = 12
+"""Approximate maximum number of markers on a line."""
 
 FONTS = (
     "DejaVu Sans",
@@ -279,22 +43,33 @@ FONTS = (
 """Fonts in order of preference; each character uses the first that contains it."""
 
 
-def render_image(chart: Chart, kind: str) -> bytes:
-    """Draw a chart with title and legend as a file, 1,280 pixels wide as PNG.
+def render_svg(chart: Chart, number: int = 0) -> str:
+    """Draw a chart with its legend as an element of a page.
 
     Args:
-        kind: "svg" or "png".
+        number: Its number in the page, which makes the ids of its parts unique.
     """
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator, NullLocator
+    drawn = figure_to_bytes(draw_chart(chart), "svg").decode()
+    svg = drawn[drawn.index("<svg") :]
+    # Ids of paths that elements refer to; gradients and links are not drawn.
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>c{number}-", svg)
+    # The page has the style sheet.
+    return re.sub(r"<(metadata|style)\b.*?</\1>", "", svg, flags=re.DOTALL)
 
-    figure = Figure(figsize=(8, 4.5), dpi=160, layout="constrained")
+
+def draw_chart(chart: Chart) -> "Figure":
+    """Draw a chart with its legend."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    height = 3.2 if not chart.rows else 1.2 + 0.6 * len(chart.rows)
+    figure = Figure(figsize=(7, height), layout="constrained")
     axes = figure.add_subplot()
-    for number in range(len(chart.series)):
-        _draw_series(axes, chart, number)
+    styles = count()
+    for one in chart.series:
+        _draw_series(axes, one, None if one.weight == "faint" else next(styles))
     for name, value in chart.marks:
         axes.axhline(value, color="#555", linestyle="--", linewidth=1, label=legend_label(name))
-    axes.set_title(chart.title, loc="left")
     axes.set_xlabel(chart.x_name)
     axes.set_ylabel(chart.y_name)
     axes.spines[["top", "right"]].set_visible(False)
@@ -302,42 +77,41 @@ def render_image(chart: Chart, kind: str) -> bytes:
     axes.set_axisbelow(True)
     if chart.integer_x:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if chart.log:
-        axes.set_xscale("log")
-        ticks = sorted({float(x) for one in chart.series for x in one.x})
-        axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
-        axes.xaxis.set_minor_locator(NullLocator())
     if chart.rows:
         axes.set_yticks(range(len(chart.rows)), [shorten_text(name, 32) for name in chart.rows])
         axes.set_ylim(len(chart.rows) - 0.5, -0.5)
-    if axes.get_legend_handles_labels()[1]:
+    if any(axes.get_legend_handles_labels()[1]):
         figure.legend(loc="outside right upper", frameon=False, fontsize="small")
-    return figure_to_bytes(figure, kind)
+    return figure
 
 
-def _draw_series(axes: "Axes", chart: Chart, number: int) -> None:
-    one, style = chart.series[number], chart.series_style(number)
+def shorten_text(words: str, max_length: int) -> str:
+    """Truncate text to at most `max_length` characters."""
+    return words if len(words) <= max_length else words[: max_length - 1] + "…"
+
+
+def _draw_series(axes: "Axes", one: Series, style: int | None) -> None:
+    """Draw a series in the style of this number; `None` is grey."""
     x, y = np.asarray(one.x, dtype=float), np.asarray(one.y, dtype=float)
     known = np.isfinite(x) & np.isfinite(y)
-    faint = style is None
-    colour, marker, dashes = GREY, ".", ""
-    if style is not None:
-        place, dashes = style_of_series(style)
-        colour, marker = COLOURS[place], MARKER_SHAPES[place]
-    line: Any = (0, [float(n) for n in dashes.split()]) if dashes else "-"
+    rounds, place = divmod(style or 0, len(COLOURS))
+    colour, marker = COLOURS[place], MARKER_SHAPES[place]
+    line: Any = DASHES[rounds % len(DASHES)]
+    if style is None:
+        colour, marker, line = GREY, ".", "-"
+    points = one.kind == "points"
     axes.plot(
         x[known],
         y[known],
         color=colour,
-        linestyle="none" if one.kind == "points" else line,
-        linewidth=2.4 if one.weight == "strong" else 0.8 if faint else 1.6,
-        marker=marker if one.kind == "points" or not faint else None,
-        markersize=3 if faint else 6,
-        markevery=max(1, int(known.sum()) // MAX_MARKERS) if one.kind != "points" else None,
+        linestyle="none" if points else line,
+        linewidth={"strong": 2.4, "faint": 0.8}.get(one.weight, 1.6),
+        marker=marker if points or style is not None else None,
+        markersize=3 if style is None else 6,
+        markevery=None if points else max(1, int(known.sum()) // MAX_MARKERS),
         drawstyle="steps-post" if one.kind == "steps" else "default",
-        label=None if faint else legend_label(one.name),
-        zorder=1 if faint else 3,
-        gid=f"series-{number}",
+        label=None if style is None else legend_label(one.name),
+        zorder=1 if style is None else 3,
     )
     for (low, high), level in zip(one.spans, one.y, strict=False):
         axes.plot([low, high], [level, level], color=colour)

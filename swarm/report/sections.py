@@ -1,9 +1,10 @@
-"""Report sections on result, statistics, cost and configuration, with the parser of log.txt."""
+"""The sections of a report: result, course of the search, uncertainty, cost, configuration."""
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -20,15 +21,24 @@ from swarm._util.terminal import (
     pluralize,
 )
 from swarm.errors import UserError
-from swarm.merging.positions import ROUTE_SEPARATOR, describe_position, group_by_route
-from swarm.report.analyses.convergence import objective_label, signal_suffix
-from swarm.report.analyses.prompt_efficiency import measure_economy
+from swarm.merging.positions import describe_position, group_by_route, route_means
+from swarm.optimizers.multi_objective import BASE_BOUND
+from swarm.report.analyses import (
+    best_positions,
+    describe_start,
+    measure_economy,
+    measure_emergence,
+    measure_trajectory,
+    objective_label,
+    rank_of_origin,
+    search_signal,
+)
 from swarm.report.document import (
+    COLOURS,
     Chart,
     ReportBlock,
     ReportSection,
     Series,
-    Sparkline,
     TableBlock,
     TextBlock,
 )
@@ -39,12 +49,14 @@ from swarm.report.paired_comparison import (
     name_test,
 )
 from swarm.runs.folder import RunFolder, verify_run_file
+from swarm.runs.pareto_front import ParetoFront
 from swarm.runs.verdict import (
     CONSTANT,
     EXPERT,
     Statement,
     domain_table,
     format_gain,
+    format_measured,
     list_caveats,
     state_verdict,
 )
@@ -52,6 +64,15 @@ from swarm.stats.significance import PairedTest
 from swarm.tasks.metrics import Measured
 
 SPLIT_NAMES = {"dev": "dev", "confirm": "held-out part of dev", "test": "test"}
+
+POINTS_BETWEEN = 1_000
+"""Approximate maximum number of intermediate positions in the chart of principal components."""
+
+MAX_PAIRS = 6
+"""Maximum number of charts of two objectives."""
+
+MAX_LISTED = 30
+"""Maximum number of rows of particles or groups of modules; the run folder has all."""
 
 
 def summarize_verdict(models: PairedComparison) -> Statement:
@@ -161,9 +182,9 @@ def _result_table(models: PairedComparison) -> TableBlock:
         header.append(f"{SPLIT_NAMES[split]}, n = {format_count(items)}")
     splits = [split for split in shown if split != "confirm"]
     header += [f"unread on {split}" for split in splits]
-    rows: list[list[str | Sparkline]] = []
+    rows: list[list[str]] = []
     for name, one in lines:
-        row: list[str | Sparkline] = [name]
+        row = [name]
         row += [
             format_interval(m.utility, m.interval) if (m := one[split]) else "–" for split in shown
         ]
@@ -198,7 +219,6 @@ def _result_chart(models: PairedComparison) -> Chart:
         )
     description = "; ".join(f"{one.name}: {', '.join(one.labels)}" for one in series)
     return Chart(
-        "ends",
         "Utilities and their 95 % intervals",
         "utility",
         "",
@@ -233,6 +253,473 @@ def _domain_tables(models: PairedComparison) -> list[TableBlock]:
     found = domain_table(models.verdict) if models.verdict else None
     caption = "Utilities by domain; (!): one answer throughout"
     return [TableBlock(caption, found[0], [list(row) for row in found[1]])] if found else []
+
+
+def front_section(models: PairedComparison) -> ReportSection | None:
+    """Build the section of the front's charts and table; `None` for fewer than two objectives."""
+    run = models.run
+    if run.front is None or len(run.front.names) < 2:
+        return None
+    found = run.front
+    pairs = list(combinations(found.names, 2))[:MAX_PAIRS]
+    charts = [objective_chart(run, found, x, y) for x, y in pairs]
+    return ReportSection(
+        "front",
+        "Front of the objectives",
+        "A position is a point of the front if no other one measured on dev is at least as good in "
+        "every objective and better in one; of positions equal in all, the first found. On dev "
+        "a front is a maximum of many and so biased upwards; test was not used by the search.",
+        [
+            *charts,
+            _hypervolume_chart(found),
+            front_table(run, found),
+            TextBlock(_describe_front(found), listed=True),
+        ],
+    )
+
+
+def objective_chart(run: RunFolder, found: ParetoFront, x: str, y: str) -> Chart:
+    """Plot two objectives of all measured positions, with the front highlighted."""
+    across, up = (found.objective_values[:, found.names.index(name)] for name in (x, y))
+    front = [found.measured_indices.index(place) for place in found.front_indices]
+    experts = [
+        n
+        for n, (t, i) in enumerate(found.measured_indices)
+        if not t and i < found.experts and n not in front
+    ]
+    names = [run.experts[found.measured_indices[n][1]] for n in experts]
+    points = [f"point {n}" for n in range(len(front))]
+    series = [
+        Series("front on dev", across[front], up[front], "points", "strong", points),
+        Series("other experts on dev", across[experts], up[experts], "points", "normal", names),
+    ]
+    tested = [one for one in _front_points(run, found) if "test_parts" in one]
+    if tested:
+        right, top = ([p["test_parts"][name]["utility"] for p in tested] for name in (x, y))
+        labels = [f"point {point['point']} on test" for point in tested]
+        series.append(Series("front on test", right, top, "points", "normal", labels))
+    if found.base_index is not None:
+        base = found.measured_indices.index(found.base_index)
+        series.append(Series("base model on dev", across[[base]], up[[base]], "points"))
+    series.append(Series("all others", across, up, "points", "faint"))
+    description = "; ".join(
+        f"point {n}: {format_number(across[place])}, {format_number(up[place])}"
+        for n, place in enumerate(front)
+    )
+    marks = [(f"bound of {y}", found.constraint_bounds[y])] if y in found.constraint_bounds else []
+    return Chart(
+        f"{x} and {y}",
+        x,
+        y,
+        series,
+        f"On dev, {x} and {y}: {description}",
+        marks,
+    )
+
+
+def front_table(run: RunFolder, found: ParetoFront) -> TableBlock:
+    """Build a table of the front's points: objectives on dev and, where evaluated, on test."""
+    header = ["point"]
+    header += [
+        f"{name}, dev, n = {items}" for name, items in zip(found.names, found.items, strict=True)
+    ]
+    points = _front_points(run, found)
+    tested: dict[str, Any] = next((p["test_parts"] for p in points if "test_parts" in p), {})
+    header += [f"{name}, test, n = {one['n']}" for name, one in tested.items()]
+    rows = []
+    for point in points:
+        row = [str(point["point"]), *(format_number(value) for value in point["dev"].values())]
+        mine = point.get("test_parts", {})
+        row += [format_measured(Measured(**mine[name])) if mine else "–" for name in tested]
+        rows.append([*row, point["words"]])
+    caption = "Points of the front; brackets are 95 % intervals"
+    return TableBlock(caption, [*header, "made of"], rows)
+
+
+def _front_points(run: RunFolder, found: ParetoFront) -> list[dict[str, Any]]:
+    state = {
+        "experts": run.experts,
+        "groups": run.groups,
+        "verdict": run.verdict.to_dict() if run.verdict else None,
+    }
+    points: list[dict[str, Any]] = found.to_dict(state)["points"]
+    return points
+
+
+def _hypervolume_chart(found: ParetoFront) -> Chart:
+    volumes = found.hypervolume_history
+    description = f"From {volumes[0]:.4g} to {volumes[-1]:.4g}"
+    return Chart(
+        "Hypervolume of the front",
+        "iteration",
+        "hypervolume on dev",
+        [Series("hypervolume", np.arange(len(volumes)), volumes, "steps", "strong")],
+        description,
+        integer_x=True,
+    )
+
+
+def _describe_front(found: ParetoFront) -> list[str]:
+    worst = zip(found.objectives, found.reference_point, strict=True)
+    reference = ", ".join(f"{name} {format_number(value)}" for name, value in worst)
+    lines = [
+        f"{pluralize(len(found.front_indices), 'point')} of {len(found.measured_indices)} "
+        "measured positions. "
+        f"Objectives: {', '.join(found.objectives)}. The hypervolume is the volume that the front "
+        f"dominates beyond the worst of the experts in each objective ({reference}).",
+        "Export a point by python -m swarm.export RUN point=NUMBER to=FOLDER.",
+    ]
+    for name, bound in found.constraints.items():
+        whose = " (the base model's)" if bound == BASE_BOUND else ""
+        least = (
+            format_number(found.constraint_bounds[name]) + whose
+            if name in found.constraint_bounds
+            else "not known yet"
+        )
+        lines.append(f"Constraint: {name} at least {least} on dev.")
+    if found.constraint_violations.min() > 0:
+        lines.append(
+            "No position meets the constraints: the front has those with the smallest "
+            "violation, and its hypervolume is 0."
+        )
+    return lines
+
+
+def signal_suffix(run: RunFolder) -> str:
+    """Return a suffix that names the signal; empty if it is the task's own measure."""
+    climbed = search_signal(run)
+    return f", by the signal ({climbed})" if climbed else ""
+
+
+def progress_section(models: PairedComparison) -> ReportSection:
+    """Build the section on the best so far and every particle."""
+    run = models.run
+    best = run.best_so_far()
+    x = np.arange(len(best))
+    rises = 1 + np.flatnonzero(np.diff(best) > 0)
+    last = f"last at iteration {rises[-1]}" if len(rises) else "never after the start"
+    start = run.utilities[models.places["starting"]]
+    chart = Chart(
+        "Best so far",
+        "iteration",
+        objective_label(run),
+        [Series("best so far", x, best, "steps", "strong")],
+        f"From {format_number(best[0])} to {format_number(best[-1])} in "
+        f"{pluralize(len(best) - 1, 'iteration')}, with {pluralize(len(rises), 'rise')}, {last}"
+        f"{signal_suffix(run)}",
+        [("best initial expert", float(start))] if np.isfinite(start) else [],
+        integer_x=True,
+    )
+    began = rank_of_origin(run) if np.isfinite(run.utilities[run.find_best()]) else None
+    origin = TextBlock(
+        [
+            f"The best particle at the end, number {began['particle']}, started as "
+            f"{began['start_kind']} "
+            f"at rank {began['rank']:g} of {began['of']}."
+        ]
+        if began
+        else []
+    )
+    climbed = search_signal(run)
+    other = (
+        f" These numbers are the signal ({climbed}) that the search maximized; those of the "
+        "result and of Start and end are by the task's metric."
+        if climbed
+        else ""
+    )
+    return ReportSection(
+        "progress",
+        "Progress of the search",
+        "The best so far never decreases; the second chart has the score of every particle in "
+        f"each iteration. All of it is on dev, where the maximum of many is biased upwards.{other}",
+        [chart, _particle_chart(models), origin, _particle_table(run)],
+    )
+
+
+def _particle_chart(models: PairedComparison) -> Chart:
+    run = models.run
+    x = np.arange(len(run.utilities))
+    best, expert = models.places["ending"][1], models.places["starting"][1]
+    names = {
+        expert: f"particle {expert}, started as {models.expert}",
+        best: f"particle {best}, best",
+    }
+    series = [
+        Series(
+            names.get(i, f"particle {i}"),
+            x,
+            run.utilities[:, i],
+            weight={best: "strong", expert: "normal"}.get(i, "faint"),
+        )
+        for i in (best, *(i for i in range(run.particles) if i != best))
+    ]
+    known = run.utilities[~np.isnan(run.utilities)]
+    return Chart(
+        f"All {run.particles} particles",
+        "iteration",
+        objective_label(run),
+        series,
+        f"They are between {format_number(known.min())} and "
+        f"{format_number(known.max())}{signal_suffix(run)}"
+        if len(known)
+        else "None was evaluated",
+        integer_x=True,
+    )
+
+
+def _particle_table(run: RunFolder) -> TableBlock:
+    order = sorted(range(run.particles), key=lambda i: run.find_best(i)[::-1])
+    bests = {i: run.find_best(i) for i in order}
+    order.sort(key=lambda i: -np.nan_to_num(run.utilities[bests[i]], nan=-np.inf))
+    rows = []
+    for i in order[:MAX_LISTED]:
+        mine = run.utilities[:, i]
+        numbers = (mine[0], run.utilities[bests[i]], mine[-1])
+        start, best, last = map(format_number, numbers)
+        rows.append([str(i), describe_start(run, i), start, best, str(bests[i][0]), last])
+    header = ["particle", "began as", "start", "best", "at iteration", "last"]
+    return TableBlock(f"Particles by their best {objective_label(run)}", header, rows)
+
+
+def coefficient_section(models: PairedComparison) -> ReportSection:
+    """Build the section on the experts' coefficients: best so far and mean of the swarm."""
+    run = models.run
+    trail = best_positions(run)
+    shape = (len(trail), len(run.groups), len(run.experts))
+    groups = trail.reshape(shape)
+    best = "Coefficients of the best so far"
+    alike = bool((groups == groups[:, :1]).all())
+    mean = best
+    if len(run.groups) > 1:
+        mean += ", the same in all groups" if alike else ", mean over groups"
+    swarm = run.means.mean(axis=1)
+    # All charts use the same order, so that an expert has the same colour everywhere.
+    order = np.argsort(-np.abs(groups).max(axis=(0, 1)) - 1e-3 * np.abs(swarm).max(axis=0))
+    charts = [
+        _coefficient_chart(run, mean, groups.mean(axis=1), order),
+        _coefficient_chart(run, "Coefficients, mean of the swarm", swarm, order, "line"),
+    ]
+    blocks: list[ReportBlock] = [*charts]
+    if len(routes := group_by_route(run.groups)) > 1 and not alike:
+        blocks.append(_route_table(run, trail[-1], order, len(run.groups) // len(routes)))
+    elif not alike:
+        blocks.append(_group_table(run, groups[-1], order))
+    blocks.append(_expert_table(run, groups.mean(axis=1)))
+    shown = (
+        f" The {len(COLOURS)} largest in the best are coloured."
+        if len(run.experts) > len(COLOURS)
+        else ""
+    )
+    return ReportSection(
+        "coefficients",
+        "Contributions of experts",
+        "Mixing coefficients of the experts: 1 is that expert alone, and below 0 its update is "
+        f"subtracted.{shown} Steps: the best stays until a better one is found.",
+        blocks,
+    )
+
+
+def _coefficient_chart(
+    run: RunFolder, title: str, values: np.ndarray, order: np.ndarray, kind: str = "steps"
+) -> Chart:
+    """Plot coefficients [T, K] over iterations; the first experts of `order` are coloured."""
+    # Repeated values are reduced to their ends, so that long searches give short lines.
+    held = (np.diff(values, axis=0) == 0).all(axis=1)
+    kept = np.flatnonzero(np.concatenate([[True], ~held[:-1], [True]])) if len(held) else [0]
+    series = [
+        Series(
+            run.experts[k],
+            kept,
+            values[kept, k],
+            kind,
+            "normal" if rank < len(COLOURS) else "faint",
+        )
+        for rank, k in enumerate(order)
+    ]
+    last = values[-1, order]
+    description = ", ".join(
+        f"{run.experts[k]} {format_signed(c, 2)}"
+        for k, c in list(zip(order, last, strict=True))[:5]
+    )
+    return Chart(
+        title,
+        "iteration",
+        "coefficient",
+        series,
+        f"At the end {description}",
+        [("", 0.0)],
+        integer_x=True,
+    )
+
+
+def _group_table(run: RunFolder, best: np.ndarray, order: np.ndarray) -> TableBlock:
+    """Tabulate the coefficients [G, K] of the best found, one row per group of modules."""
+    rows = [
+        [name, *(format_signed(best[g, k], 2) for k in order)]
+        for g, name in enumerate(run.groups[:MAX_LISTED])
+    ]
+    more = f", the first {MAX_LISTED} of {len(run.groups)}" * (len(run.groups) > MAX_LISTED)
+    caption = f"Coefficients of the best found, by group of modules{more}"
+    return TableBlock(caption, ["group", *(run.experts[k] for k in order)], rows)
+
+
+def _route_table(run: RunFolder, best: np.ndarray, order: np.ndarray, size: int) -> TableBlock:
+    """Tabulate the mean coefficients of the best found [R * G * K], one row per route."""
+    names, means = route_means(run.groups, best.tolist())
+    rows = [
+        [name, *(format_signed(row[k], 2) for k in order)]
+        for name, row in zip(names, means, strict=True)
+    ]
+    title = "Coefficients of the best found, by kind of prompt"
+    title += f" (mean of {size} groups of modules)" if size > 1 else ""
+    return TableBlock(title, ["kind of prompt", *(run.experts[k] for k in order)], rows)
+
+
+def _expert_table(run: RunFolder, best: np.ndarray) -> TableBlock:
+    swarm = run.means[-1].mean(axis=0)
+    rows = [
+        [
+            name,
+            format_number(run.utilities[0, k]),
+            format_signed(best[-1, k]),
+            format_signed(swarm[k]),
+            format_signed(run.means[-1, :, k].min()),
+            format_signed(run.means[-1, :, k].max()),
+        ]
+        for k, name in enumerate(run.experts)
+    ]
+    alone = f"alone, {objective_label(run)}" if search_signal(run) else "alone on dev"
+    header = [
+        "expert",
+        alone,
+        "in the best",
+        "swarm mean",
+        "lowest",
+        "highest",
+    ]
+    return TableBlock("Experts, alone and in the swarm's last iteration", header, rows)
+
+
+def diversity_section(models: PairedComparison) -> ReportSection:
+    """Build the section on the distance between particles and their paths."""
+    run, found = models.run, measure_trajectory(models.run)
+    apart, outside = found["diversity"], found["outside"]
+    x = np.arange(len(apart))
+    spread = Chart(
+        "Distance from the swarm's middle",
+        "iteration",
+        "mean distance",
+        [Series("mean distance", x, apart, weight="strong")],
+        f"From {format_number(apart[0])} to {format_number(apart[-1])}; "
+        f"{format_percent(outside[-1])} of the "
+        "particles end outside the experts' hull",
+        integer_x=True,
+    )
+    blocks: list[Chart | TextBlock] = [spread]
+    if len(found["explained"]) > 1:
+        blocks.append(_component_chart(run, found))
+    blocks.append(
+        TextBlock(
+            [
+                "Outside the experts' hull (a coefficient below 0, or a sum other than 1) were "
+                f"{format_percent(outside[0])} of the "
+                f"particles at the start and {format_percent(outside[-1])} at the end."
+            ]
+        )
+    )
+    return ReportSection(
+        "diversity",
+        "Diversity of the swarm",
+        "The mean Euclidean distance of the particles from their mean, in coefficients: two "
+        "different experts are 1.41 apart. A swarm at 0 has converged to one position.",
+        blocks,
+    )
+
+
+def _component_chart(run: RunFolder, found: dict[str, np.ndarray]) -> Chart:
+    """Plot the first two principal components of all positions."""
+    points, explained = found["points"], found["explained"]
+    rounds, particles = points.shape[:2]
+    flat = points.reshape(-1, points.shape[2])
+    labels = [f"particle {i}, iteration {t}" for t in range(rounds) for i in range(particles)]
+    experts, end = len(run.experts), points[-1]
+    best = points[run.find_best()]
+    every = math.ceil(rounds * particles / POINTS_BETWEEN)
+    between = [t * particles + i for t in range(every, rounds - 1, every) for i in range(particles)]
+    passed = "between" + f", each {every} iterations" * (every > 1)
+    series = [
+        Series(
+            passed,
+            flat[between, 0],
+            flat[between, 1],
+            "points",
+            "faint",
+            [labels[n] for n in between],
+        ),
+        Series(
+            "particles at the end",
+            end[:, 0],
+            end[:, 1],
+            "points",
+            labels=labels[-particles:] if rounds > 1 else labels,
+        ),
+        Series("best found", [best[0]], [best[1]], "points", "strong"),
+        Series(
+            "experts", points[0, :experts, 0], points[0, :experts, 1], "points", labels=run.experts
+        ),
+    ]
+    names = [
+        f"component {n} ({format_percent(share)} of variance)"
+        for n, share in enumerate(explained, 1)
+    ]
+    return Chart(
+        "Where the particles were",
+        names[0],
+        names[1],
+        series,
+        "Experts, particles at the end and the best found in the plane of the first two "
+        "principal components of all positions",
+    )
+
+
+def emergence_section(models: PairedComparison) -> ReportSection | None:
+    """Build the section on items that are right only at the end; `None` if it does not apply."""
+    try:
+        found = measure_emergence(models.run)
+    except UserError:  # no answers of the start yet
+        return None
+    if not found["applies"]:
+        return None
+    rows = []
+    for name, one in found["shares"].items():
+        cells = ["no such item", "", ""]
+        if one:
+            chance, low, high = one["chance"]
+            cells = [
+                format_interval(one["observed"].mean, (one["observed"].low, one["observed"].high)),
+                format_interval(chance, (low, high)),
+                format_p_value(one["p_above_chance"]),
+            ]
+        rows.append([name, *cells])
+    mirror = found["mirror"]
+    words = (
+        f"Of {found['items']} dev items, {mirror['more_right']} are right more often at the end, "
+        f"{mirror['fewer_right']} less often; {mirror['emerged']} emerged, and "
+        f"{mirror['vanished']} that some particle got right now none does."
+    )
+    header = ["share of items", "observed, 95 %", "by chance, 95 %", "p"]
+    return ReportSection(
+        "emergence",
+        "Items that emerge",
+        "C-surge: items that more particles get right at the end than at the start. C-emerge: of "
+        "the items that every starting particle got wrong, those that any ending one gets right; "
+        "best alone: that the best found gets right. By chance: ending particles with as many "
+        "right answers, on random items.",
+        [
+            TableBlock("Correctness emergence (Model Swarms, figure 2)", header, rows),
+            TextBlock([words]),
+        ],
+    )
 
 
 def statistics_section(models: PairedComparison) -> ReportSection:
@@ -328,68 +815,6 @@ def _describe_method(models: PairedComparison) -> list[str]:
     return sentences
 
 
-LOG_LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ \w+ (.*)")
-VERSIONS_LINE = re.compile(r"versions: (.*)")
-SEARCH_START_LINE = re.compile(r"search (begins|resumes)")
-TOKENS_LINE = re.compile(r"iteration (\d+): .*, tokens (\d+)")
-METRICS_LINE = re.compile(r"ending_best_validation_utility: ")
-
-
-@dataclass(slots=True)
-class RunStart:
-    """One start of the search, from its first log line to the last before the next start.
-
-    Attributes:
-        versions: Versions of Python and the packages; empty if not logged.
-        searching: Whether the log reports that the search began or resumed.
-        measured: Whether the final metrics were logged.
-        tokens: Tokens read and written on dev, by iteration.
-    """
-
-    began: datetime
-    ended: datetime
-    versions: str = ""
-    searching: bool = False
-    measured: bool = False
-    tokens: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def seconds(self) -> float:
-        """Duration in seconds."""
-        return (self.ended - self.began).total_seconds()
-
-
-def read_starts(run: RunFolder) -> list[RunStart]:
-    """Read the starts from log.txt, without those that only displayed a finished search again."""
-    try:
-        text = (run.path / "log.txt").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    found: list[RunStart] = []
-    for line in text.split("\n"):
-        if parsed := LOG_LINE.match(line):
-            _add_log_line(found, datetime.fromisoformat(parsed[1]), parsed[2])
-    # After the metrics, a start without new metrics only displayed the finished search.
-    over = next((n for n, one in enumerate(found) if one.measured), len(found))
-    return [one for n, one in enumerate(found) if n <= over or one.measured]
-
-
-def _add_log_line(found: list[RunStart], time: datetime, words: str) -> None:
-    """Add a log line to the start it belongs to."""
-    versions, begins = VERSIONS_LINE.match(words), SEARCH_START_LINE.match(words)
-    # Older logs have no line of versions; there `search begins` is the first line of a start.
-    if versions or (begins and (not found or found[-1].searching)):
-        found.append(RunStart(time, time, versions[1] if versions else ""))
-    if not found:
-        return
-    last = found[-1]
-    last.ended = time
-    last.searching |= bool(begins)
-    last.measured |= bool(METRICS_LINE.match(words))
-    if tokens := TOKENS_LINE.match(words):
-        last.tokens[tokens[1]] = int(tokens[2])
-
-
 FINAL_STAGES = {
     "test": "on test, at the end",
     "judged": "on dev by the task's metric, at the end",
@@ -448,7 +873,6 @@ def _economy_chart(run: RunFolder, spent: dict[str, Any]) -> Chart:
     prompts, best = spent["prompts"], spent["best"]
     labels = [f"iteration {n}" for n in range(len(best))]
     return Chart(
-        "budget",
         "Gain by prompts",
         "prompts on dev",
         objective_label(run),
@@ -507,15 +931,38 @@ def _time_rows(run: RunFolder, evaluated: int) -> list[list[str]]:
     return rows
 
 
+LOG_LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ \w+ (.*)")
+TOKENS_LINE = re.compile(r"iteration (\d+): .*, tokens (\d+)")
+METRICS_LINE = re.compile(r"ending_best_validation_utility: ")
+
+
 def read_log(run: RunFolder) -> tuple[float, int, int]:
-    """Return seconds at work, number of starts and tokens on dev; 0 where unknown."""
-    found = read_starts(run)
-    tokens = {number: n for one in found for number, n in one.tokens.items()}
-    return sum(one.seconds for one in found), len(found), sum(tokens.values())
+    """Return seconds at work, number of starts and tokens on dev; 0 where unknown.
 
-
-MAX_EXPERTS_NAMED = 12
-"""Maximum number of module groups listed by name; of more, the first ones and the last."""
+    A start begins with its line of versions; those that only displayed a finished search again are
+    left out.
+    """
+    try:
+        text = (run.path / "log.txt").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0.0, 0, 0
+    starts: list[list[Any]] = []  # begin, end and whether it has the final metrics
+    tokens: dict[str, int] = {}
+    for line in text.split("\n"):
+        if not (parsed := LOG_LINE.match(line)):
+            continue
+        time, words = datetime.fromisoformat(parsed[1]), parsed[2]
+        if words.startswith("versions: "):
+            starts.append([time, time, False])
+        if starts:
+            starts[-1][1] = time
+            starts[-1][2] |= bool(METRICS_LINE.match(words))
+        if count := TOKENS_LINE.match(words):
+            tokens[count[1]] = int(count[2])
+    over = next((n for n, one in enumerate(starts) if one[2]), len(starts))
+    kept = [one for n, one in enumerate(starts) if n <= over or one[2]]
+    seconds = sum((end - begin).total_seconds() for begin, end, _ in kept)
+    return seconds, len(kept), sum(tokens.values())
 
 
 def configuration_section(models: PairedComparison) -> ReportSection:
@@ -529,15 +976,17 @@ def configuration_section(models: PairedComparison) -> ReportSection:
     if len(routes) > 1:
         kinds = ", ".join(routes)
         words.append(f"At most {len(routes)} kinds of prompts with separate coefficients: {kinds}.")
-    named = [run.groups[i].rpartition(ROUTE_SEPARATOR)[2] for i in next(iter(routes.values()))]
+    named = [run.groups[i].rpartition(" / ")[2] for i in next(iter(routes.values()))]
     if (count := len(named)) > 1:
-        if count > MAX_EXPERTS_NAMED:
-            named = [*named[: MAX_EXPERTS_NAMED - 2], "...", named[-1]]
+        if count > 12:
+            named = [*named[: 12 - 2], "...", named[-1]]
         words.append(f"{count} groups of modules with separate coefficients: {', '.join(named)}.")
     blocks: list[ReportBlock] = [TextBlock([sentence]) for sentence in words]
     names = ("seed", "base weights", "pool weights", "task items")
     rows = [[name, str(run.identity[name])] for name in names if name in run.identity]
-    rows += [["versions", version] for version in _list_versions(run)]
+    for one in run.state.get("versions", ()):
+        packages = ", ".join(f"{name} {number}" for name, number in one["packages"].items())
+        rows.append([f"versions from iteration {one['from_iteration']} on", packages])
     blocks.append(
         TableBlock("What it ran on", ["what", "configuration (weights and items as digests)"], rows)
     )
@@ -552,8 +1001,7 @@ def configuration_section(models: PairedComparison) -> ReportSection:
         "Configuration",
         "The same keys, seed, weights and items give the same search; python -m swarm.search "
         "accepts these keys.",
-        blocks,
-        {f"All {len(keys)} keys": [table]},
+        [*blocks, table],
     )
 
 
@@ -575,8 +1023,3 @@ def format_setting(value: object) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(format_setting, value))}]"
     return str(value)
-
-
-def _list_versions(run: RunFolder) -> list[str]:
-    """Return the distinct package versions found in the log."""
-    return list(dict.fromkeys(one.versions for one in read_starts(run) if one.versions))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from swarm._util.secrets import clean
-from swarm.report.analyses.trajectories import swarm_diversity
+from swarm.report.analyses import swarm_diversity
 from swarm.runs.folder import RunFolder
 from swarm.runs.verdict import Verdict, state_verdict
 

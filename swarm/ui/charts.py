@@ -8,8 +8,8 @@ import numpy as np
 
 from swarm._util.terminal import format_interval
 from swarm.merging.positions import group_by_route, route_means
-from swarm.report.analyses.convergence import best_positions, objective_label
-from swarm.report.pareto_front import objective_chart
+from swarm.report.analyses import best_positions, objective_label
+from swarm.report.sections import objective_chart
 from swarm.runs.folder import ParticleIndex, RunFolder
 from swarm.runs.pareto_front import ParetoFront
 from swarm.runs.verdict import shorten_text

@@ -13,11 +13,11 @@ from swarm._util.terminal import csv_cell, format_duration, format_number
 from swarm.errors import UserError
 from swarm.merging.positions import describe_position
 from swarm.report.document import ChangedItems, TableBlock, TextBlock
-from swarm.report.html import render_changed_items
+from swarm.report.page import render_changed_items
 from swarm.report.paired_comparison import PairedComparison, changed_items_section
-from swarm.report.pareto_front import front_table
 from swarm.report.sections import (
     comparison_table,
+    front_table,
     headline_figures,
     start_end_section,
     summarize_verdict,

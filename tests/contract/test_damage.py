@@ -187,7 +187,7 @@ def reads(function: Callable[[Path], Any]) -> Callable[[Path], Any]:
 
 @reads
 def report(folder: Path) -> None:
-    from swarm.report.build import build_report as made
+    from swarm.report.page import build_report as made
 
     made(folder)
 
@@ -319,7 +319,7 @@ def test_answers_that_are_removed_while_the_search_runs_are_named(
 
 
 def test_a_report_misses_what_the_end_had_asked(lab: Lab) -> None:
-    from swarm.report.build import build_report as made
+    from swarm.report.page import build_report as made
 
     (name,) = (name for name in lab.whole if name.startswith("answers/again_"))
     lab.damage(name, deleted, 0)

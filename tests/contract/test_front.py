@@ -12,8 +12,8 @@ import searches
 
 from swarm.errors import UserError
 from swarm.export.export import Export
-from swarm.report.build import build_report, write_report
 from swarm.report.document import Chart
+from swarm.report.page import build_report, write_report
 from swarm.runs.folder import read_state
 from swarm.runs.pareto_front import ParetoFront, compute_hypervolume, find_non_dominated
 from swarm.runs.verdict import read_verdict
@@ -169,14 +169,14 @@ def test_a_search_keeps_its_front(found: Path) -> None:
 
 
 def test_the_report_and_the_page_show_the_front(found: Path) -> None:
-    text = "\n".join(path.read_text() for path in write_report(found) if path.suffix == ".md")
-    assert "## Front of the objectives" in text and "Constraint: B at least" in text
+    text = write_report(found).read_text()
+    assert "Front of the objectives" in text and "Constraint: B at least" in text
     section = run_folders.section(build_report(found), "front")
-    charts = {one.key: one for one in section.blocks if isinstance(one, Chart)}
-    scatter, table = charts["front_0_1"], section.blocks[2]
+    charts = {one.title: one for one in section.blocks if isinstance(one, Chart)}
+    scatter, table = charts["A and B"], section.blocks[2]
     points = sheet(found)["points"]
     assert list(scatter.series[0].x) == [point["dev"]["A"] for point in points]
-    assert list(charts["hypervolume"].series[0].y) == sheet(found)["hypervolume"]
+    assert list(charts["Hypervolume of the front"].series[0].y) == sheet(found)["hypervolume"]
     assert [row[-1] for row in table.rows] == [point["words"] for point in points]
     assert table.header[:3] == ["point", "A, dev, n = 4", "B, dev, n = 5"]
     html = (found / "report.html").read_text()

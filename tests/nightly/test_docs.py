@@ -28,7 +28,6 @@ NOT_HERE = {
     "ray stop": "as ray start",
     "sbatch": "needs SLURM",
     "python -m swarm.search executor=ray": "test_ray.py, the same keys on a two-node cluster",
-    "python -m swarm.report analyse search/": "test_analyse.py, on a run folder",
     "python -m swarm.report search/": "tests/unit/report/test_report.py, on run folders",
     "python -m swarm.search experiment=token_swarms": "test_token_swarms.py runs small ones",
     "python -m swarm.search experiment=full_models": "test_full_models.py runs small ones",

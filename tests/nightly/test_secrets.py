@@ -14,7 +14,7 @@ from endpoints import Asked, Reply, endpoint
 from judge_endpoints import rated
 from omegaconf import OmegaConf
 
-from swarm._util.files import write_atomic, write_json
+from swarm._util.files import write_json
 from swarm._util.secrets import (
     HIDDEN,
     FromEnvironment,
@@ -31,7 +31,7 @@ from swarm.loop.search_inputs import identity_settings
 from swarm.models.base import Request
 from swarm.models.cache import Cache
 from swarm.models.openai import OpenAI
-from swarm.runs.folder import RunFolder, load_command, read_sealed_state
+from swarm.runs.folder import RunFolder, load_command
 from swarm.ui.launcher import SearchLauncher
 
 LITERAL = "literal-0123456789-abcdef"
@@ -111,7 +111,7 @@ def test_a_judged_search_leaves_no_secret_and_goes_on_with_another(
     )
     Export(str(run), str(tmp_path / "exported")).write()
     assert "task.scorer.model.base_url=" in (tmp_path / "exported" / "README.md").read_text()
-    for name in ("report.html", "report.md", "config.json", "command.json", "state.json"):
+    for name in ("report.html", "config.json", "command.json", "rounds.jsonl", "run.json"):
         assert (run / name).is_file()
     assert holders(tmp_path, LITERAL, HEADER, ROTATED) == []
     assert "${oc.env:JUDGE_TOKEN}" in (run / "config.json").read_text()
@@ -122,27 +122,6 @@ def test_a_judged_search_leaves_no_secret_and_goes_on_with_another(
         SearchLauncher().resume_search(run)
     with pytest.raises(UserError, match=r"api_key=\(hidden\).*oc.env"):
         check_secrets(RunFolder(run).config)
-
-
-def test_a_run_of_an_earlier_version_is_cleaned_when_it_goes_on(
-    tmp_path: Path, tiny_llama: Path, tiny_pool: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("JUDGE_TOKEN", HEADER)
-    monkeypatch.setenv("MODEL_SWARMS_CACHE", str(tmp_path / "cache"))
-    run = tmp_path / "search" / "run"
-    with endpoint(rated) as server:
-        words = judged(tmp_path, tiny_llama, tiny_pool, server.url, "run")
-        assert searches.run(words).returncode == 0
-        state = read_sealed_state(run / "state.json") or {}
-        body = "task.scorer.model.body"
-        assert state["identity"][f"{body}.api_key"] == HIDDEN
-        state["identity"] |= {f"{body}.api_key": LITERAL, f"{body}.signed": f"Bearer {HEADER}"}
-        write_atomic(run / "state.json"(state))
-        assert holders(run, LITERAL, HEADER)
-        # A longer search on the same folder saves the state.
-        again = searches.run([*words, "ensemble=2"])
-        assert again.returncode == 0, again.stderr
-    assert holders(run, LITERAL, HEADER) == []
 
 
 def test_hydras_own_files_are_clean(

@@ -20,7 +20,7 @@ import tracker_files
 import wandb
 
 from swarm.errors import UserError
-from swarm.report.analyses.trajectories import measure_trajectory
+from swarm.report.analyses import measure_trajectory
 from swarm.runs.folder import RunFolder, build_scratchpad, read_state
 from swarm.runs.verdict import read_verdict
 from swarm.trackers import MultiTracker, SearchTracker, TrackedRun, Tracker, WandB

@@ -55,8 +55,8 @@ def register_page(home: AppState) -> None:
 
     @app.get("/runs/{name:path}/report")
     def report_page(name: str) -> Response:
-        from swarm.report.build import build_report as made
-        from swarm.report.html import render_page
+        from swarm.report.page import build_report as made
+        from swarm.report.page import render_page
 
         try:
             return HTMLResponse(render_page(made(home.run_path(name))))

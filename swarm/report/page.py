@@ -1,0 +1,127 @@
+"""The report of a run as one HTML page: self-contained, without a script, and printable."""
+
+import re
+from collections.abc import Sequence
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from swarm._util.files import write_atomic
+from swarm._util.terminal import format_count, format_number, pluralize
+from swarm.report import sections
+from swarm.report.charts import render_svg
+from swarm.report.document import INVALID_CHARACTERS, ChangedItems, Chart, Report
+from swarm.report.paired_comparison import PairedComparison, changed_items_section
+from swarm.runs.folder import RunFolder
+from swarm.runs.verdict import format_one_answer_warnings
+
+SECTIONS = (
+    sections.start_end_section,
+    sections.front_section,
+    sections.progress_section,
+    sections.coefficient_section,
+    sections.diversity_section,
+    sections.emergence_section,
+    changed_items_section,
+    sections.statistics_section,
+    sections.cost_section,
+    sections.configuration_section,
+)
+
+VERDICT_SIGNS = {"better": "▲", "worse": "▼", "unclear": "◆", "open": "○"}
+
+NUMBER_PATTERN = re.compile(r"[+\u2212<]? ?\.?\d[\d,.%]*( \[.*\])?$|\[?[+\u2212\d][^a-z]*\]$|–$")
+"""Cells that match are right-aligned as numbers."""
+
+
+def build_report(folder: str | Path) -> Report:
+    """Build the report of a run, which may be unfinished.
+
+    Raises:
+        UserError: The folder contains no search, or one without an iteration.
+    """
+    run = RunFolder(folder)
+    models = PairedComparison(run)
+    test = run.verdict.found.test if run.verdict else None
+    return Report(
+        run.name,
+        _describe_run(run),
+        sections.summarize_verdict(models),
+        sections.headline_figures(models),
+        [made for section in SECTIONS if (made := section(models)) is not None],
+        sections.comparison_table(models),
+        format_one_answer_warnings(test.one_answer, "the best found", "test") if test else [],
+    )
+
+
+def _describe_run(run: RunFolder) -> str:
+    task = run.identity.get("task.name")
+    parts = [f"task {task}"] if task else []
+    parts += [f"{len(run.experts)} experts", f"{run.particles} particles"]
+    iterations = pluralize(len(run.rounds) - 1, "iteration")
+    parts.append(iterations)
+    if run.finished != f"{iterations} done":
+        parts.append(run.finished or "still running")
+    if "seed" in run.identity:
+        parts.append(f"seed {format_count(run.identity['seed'])}")
+    return ", ".join(parts)
+
+
+def write_report(folder: str | Path) -> Path:
+    """Write report.html into a run folder and return its path.
+
+    Raises:
+        UserError: As in `build_report`, or the folder cannot be written.
+    """
+    path = Path(folder) / "report.html"
+    write_atomic(path, render_page(build_report(folder)).encode())
+    return path
+
+
+def render_page(report: Report) -> str:
+    """Render the complete page."""
+    from markupsafe import Markup
+
+    style = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+    numbers = count()
+
+    def draw(chart: Chart) -> Markup:
+        return Markup(render_svg(chart, next(numbers)))
+
+    page: str = _template().render(
+        report=report, style=Markup(style), draw=draw, signs=VERDICT_SIGNS
+    )
+    return page
+
+
+def render_changed_items(block: ChangedItems) -> str:
+    """Render items, each of which expands to the question and both texts."""
+    return str(_template("macros.html.j2").module.items(block))
+
+
+@cache
+def _template(name: str = "page.html.j2") -> Any:
+    from jinja2 import Environment, FileSystemLoader
+
+    def clean(value: Any) -> Any:
+        """Replace what is not allowed in a page; text is escaped besides."""
+        if isinstance(value, str) and INVALID_CHARACTERS.search(value):
+            return type(value)(INVALID_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", value))
+        return value
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, finalize=clean
+    )
+    environment.globals |= {"is_number": _is_number, "suffix": _value_suffix}
+    return environment.get_template(name)
+
+
+def _is_number(cell: str) -> bool:
+    return bool(NUMBER_PATTERN.match(cell))
+
+
+def _value_suffix(values: Sequence[float], which: int) -> str:
+    """Return the value of an answer that is not simply right or wrong, in parentheses."""
+    rated = not set(values) <= {0.0, 1.0}
+    return f" ({format_number(values[which])})" if rated else ""

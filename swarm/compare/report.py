@@ -17,13 +17,6 @@ from swarm.stats.answer_values import infer_kind, to_hashable_column
 if TYPE_CHECKING:
     import pandas as pd
 
-MARKUP_CHARACTERS = re.compile(r"([\\`*_\[\]<>|#~$])")
-
-
-def escape_markdown(words: str) -> str:
-    """Collapse text into one line and escape its Markdown."""
-    return MARKUP_CHARACTERS.sub(r"\\\1", " ".join(words.split()))
-
 
 MARKDOWN_SIGNS = re.compile(r"([\\`*_\[\]<>|#~$])")
 

@@ -17,18 +17,7 @@ def read_jsonl(path: str | Path) -> list[Any]:
     Raises:
         UserError: The file cannot be read, or a line is not JSON.
     """
-    found, number = [], 0
-    try:
-        with Path(path).expanduser().open(encoding="utf-8-sig") as file:
-            for line in file:
-                number += 1
-                if line.strip():
-                    found.append(parse_json(line))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise UserError(f"{path}: line {number or 1} is not JSON: {error}") from None
-    return found
+    return [row for _, row in _iter_json_lines(path, _read_text(Path(path).expanduser()))]
 
 
 def write_jsonl(path: str | Path, data: Iterable[Any]) -> None:
@@ -85,11 +74,8 @@ def read_json_rows(path: str | Path, needed: FieldTypes | None = None) -> list[J
             entry.
     """
     text = _read_text(Path(path))
-    rows = (
-        _parse_json_list(path, text)
-        if text.lstrip().startswith("[")
-        else _parse_json_lines(path, text)
-    )
+    parse = _parse_json_list if text.lstrip().startswith("[") else _iter_json_lines
+    rows = list(parse(path, text))
     if not rows:
         raise UserError(f"{path}: is empty; expected a list of JSON objects")
     for location, row in rows:
@@ -144,7 +130,7 @@ class JsonlJournal:
         if self.path.exists():
             data = _read_bytes(self.path)
             text = _decode_utf8(self.path, data[: data.rfind(b"\n") + 1])
-            for location, row in _parse_json_lines(self.path, text):
+            for location, row in _iter_json_lines(self.path, text):
                 if wrong := _find_row_error(row, {key: str}):
                     raise UserError(f"{self.path}, {location}: {wrong}; remove the line")
                 self.rows[row[key]] = row
@@ -222,10 +208,6 @@ def _parse_json_list(path: str | Path, text: str) -> list[tuple[str, Any]]:
         return [(f"entry {i}", row) for i, row in enumerate(parse_json(text), start=1)]
     except json.JSONDecodeError as error:
         raise UserError(f"{path}, line {error.lineno}: is not JSON: {error.msg}") from None
-
-
-def _parse_json_lines(path: str | Path, text: str) -> list[tuple[str, Any]]:
-    return list(_iter_json_lines(path, text))
 
 
 def _iter_json_lines(path: str | Path, text: str) -> Iterator[tuple[str, Any]]:

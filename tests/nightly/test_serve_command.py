@@ -108,13 +108,13 @@ def test_help_loads_nothing_heavy() -> None:
 def test_what_is_served_by_default(
     tiny_llama: Path, tiny_pool: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from swarm.multi_agent.consortium.config import ConsortiumSettings
-
+    from swarm._util.settings import parse_settings
+    from swarm.multi_agent.consortium.settings import ConsortiumSettings
     from swarm.multi_agent.consortium.store import ConsortiumStore
 
     ConsortiumStore().save(
         "mine",
-        ConsortiumSettings.from_dict({"models": {"local/amber": 2}, "arbiter": "local/base"}),
+        parse_settings(ConsortiumSettings, {"models": {"local/amber": 2}, "arbiter": "local/base"}),
     )
     roster = Roster(base=str(tiny_llama), pool=tiny_pool, device="cpu", cache=None)
     found, left_out = discover_models(roster, ["base", "amber", "none"])

@@ -4,12 +4,14 @@ import json
 import os
 import re
 import sqlite3
-import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from datetime import UTC, datetime
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
+
+import click
 
 from swarm._util.files import parse_json
 from swarm._util.settings import parse_settings
@@ -34,20 +36,7 @@ SELECT_LAST_INDEX = "SELECT 1 FROM sqlite_master WHERE name = 'runs_time'"
 
 def user_folder() -> Path:
     """Return the folder of the `llm` command: $LLM_USER_PATH, or the system's default."""
-    if path := os.environ.get("LLM_USER_PATH"):
-        return Path(path)
-    return default_folder()
-
-
-def default_folder() -> Path:
-    """Return the default folder of the `llm` command."""
-    if sys.platform == "win32":
-        folder = Path(os.environ.get("APPDATA") or Path.home())
-    elif sys.platform == "darwin":
-        folder = Path.home() / "Library" / "Application Support"
-    else:
-        folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return folder / "io.datasette.llm"
+    return Path(os.environ.get("LLM_USER_PATH") or click.get_app_dir("io.datasette.llm"))
 
 
 class SQLiteDatabase:
@@ -70,9 +59,7 @@ class SQLiteDatabase:
         """
         with self._translate_errors():
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with closing(
-                sqlite3.connect(self.path, timeout=LOCK_TIMEOUT_S, isolation_level=None)
-            ) as opened:
+            with closing(self._connect(self.path)) as opened:
                 retry_while_locked(lambda: opened.execute("PRAGMA journal_mode=WAL"))
                 opened.execute("PRAGMA synchronous=NORMAL")
                 retry_while_locked(lambda: opened.execute("BEGIN IMMEDIATE"))
@@ -92,21 +79,20 @@ class SQLiteDatabase:
         Raises:
             UserError: The file cannot be used.
         """
-        with self._translate_errors(), closing(self._connect_for_reading()) as opened:
-            opened.row_factory = sqlite3.Row
+        with self._translate_errors(), ExitStack() as stack:
+            path = self.path if self.path.is_file() else ":memory:"
+            opened = stack.enter_context(closing(self._connect(path)))
+            select = partial(opened.execute, SELECT_LAST_INDEX)
+            if not retry_while_locked(lambda: select().fetchone()):
+                opened = stack.enter_context(closing(self._connect(":memory:")))
+                for table in CREATE_TABLES:
+                    opened.execute(table)
             yield opened
 
-    def _connect_for_reading(self) -> sqlite3.Connection:
-        if self.path.is_file():
-            name = f"{self.path.absolute().as_uri()}?mode=rw"
-            connection = sqlite3.connect(name, timeout=LOCK_TIMEOUT_S, uri=True)
-            if retry_while_locked(lambda: connection.execute(SELECT_LAST_INDEX).fetchone()):
-                return connection
-            connection.close()
-        empty = sqlite3.connect(":memory:")
-        for table in CREATE_TABLES:
-            empty.execute(table)
-        return empty
+    def _connect(self, path: str | Path) -> sqlite3.Connection:
+        opened = sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None)
+        opened.row_factory = sqlite3.Row
+        return opened
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:

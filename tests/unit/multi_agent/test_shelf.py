@@ -1,6 +1,5 @@
 """Saved consortia: kept by name, and found by the roster."""
 
-import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from small_consortia import config
 from swarm.errors import UserError
 from swarm.models.base import Request
 from swarm.multi_agent.consortium.consortium import Consortium
-from swarm.multi_agent.consortium.store import ConsortiumStore, default_folder
+from swarm.multi_agent.consortium.store import ConsortiumStore
 from swarm.registry.registry import Roster
 
 VOICE = "function/fake_models:function"
@@ -91,16 +90,6 @@ def test_many_put_at_once() -> None:
         thread.join()
     assert len(replaced) == 16 and sum(replaced) == 7
     assert len(ConsortiumStore().list_names()) == 9
-
-
-def test_the_folder_is_the_one_that_llm_uses(monkeypatch: pytest.MonkeyPatch) -> None:
-    click = pytest.importorskip("click")
-    assert str(default_folder()) == click.get_app_dir("io.datasette.llm")
-    monkeypatch.delenv("XDG_CONFIG_HOME")
-    assert str(default_folder()) == click.get_app_dir("io.datasette.llm")
-    monkeypatch.delenv("LLM_USER_PATH")
-    assert ConsortiumStore().database.path == default_folder() / "consortium.db"
-    assert os.environ.get("LLM_USER_PATH") is None
 
 
 def spoken(**settings: Any) -> Any:

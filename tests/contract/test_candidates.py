@@ -159,7 +159,7 @@ def test_a_run_is_its_best_and_an_ensemble_its_vote(run: RunFolder, task: Multip
     place = (metrics.places[1][0], metrics.places[1][1])
     recorded = run.load_test_answers(place)
     assert recorded and [s.answer for s in best.scores[0]] == [row["answer"] for row in recorded]
-    assert (best.usage.calls, voted.usage.calls) == (16, 16 * metrics.vote.members)
+    assert (best.usage.calls, voted.usage.calls) == (16, 16 * len(metrics.vote.members))
 
 
 def test_an_ensemble_of_several_answers_what_most_of_them_answer(

@@ -22,7 +22,7 @@ from swarm.__main__ import list_commands
 ROOT = searches.ROOT
 SEEN = ["index.html", "concepts.html", "howto_resume.html", "reference/optimizers.html"]
 FIRST = {
-    "own data": "howto_own_data.html",
+    "own data": "tasks.html",
     "resume": "howto_resume.html",
     "my adapter": "tutorial_own_adapters.html",
     "cost": "howto_cost.html",

@@ -348,7 +348,6 @@ def _check_flags(arguments: Sequence[str]) -> None:
 
 
 COMMAND_EXAMPLES = {
-    "cache info": ("", "--file answers.sqlite"),
     "judge": (
         "mt_bench generate --model moa/lite --output outputs/moa.jsonl",
         "mt_bench judge --answers outputs/moa.jsonl --judge gpt-4o --out outputs",

@@ -1,24 +1,172 @@
 """Serve models by name, as OpenAI does: python -m swarm.serve."""
 
-import sys
+import os
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
 
-from swarm._util.cli import run_command, run_program
-from swarm.errors import require_packages
-from swarm.serve.cli import parse_arguments
+import click
+
+from swarm._util.cli import run_program
+from swarm._util.options import CONTEXT, SettingType, run_click
+from swarm._util.settings import Count, Positive, Text
+from swarm._util.terminal import escape_control_chars
+from swarm.errors import UserError, require_packages
+
+KEY_VARIABLE = "SWARM_API_KEY"
+"""Default environment variable of the API key required from clients."""
+
+EPILOG = """\b
+python -m swarm.serve                            all available models
+python -m swarm.serve --model local/base --model moa/lite
+export OPENAI_BASE_URL=http://127.0.0.1:8000/v1  for the clients
+
+Everyone who can reach the address may use the models. So the default is a loopback address, and
+others need a key: export SWARM_API_KEY=... before the server starts. Ctrl-C stops it.
+"""
+
+
+@click.command(epilog=EPILOG, context_settings=CONTEXT)
+@click.option(
+    "--model",
+    "names",
+    multiple=True,
+    metavar="NAME",
+    help="Model to serve; repeatable. Any name of docs/models.md; default: the base, the experts, "
+    "the best models of finished searches, and the mixtures and consortia whose members are "
+    "available.",
+)
+@click.option("--base", type=SettingType(Text), help="Base of local/ names.")
+@click.option("--pool", type=SettingType(Text), help="Folder of the experts of local/ names.")
+@click.option("--device", type=SettingType(Text), help="Device of local models: cpu, cuda, cuda:1.")
+@click.option("--providers", type=click.Path(path_type=Path), help="Yaml file of own endpoints.")
+@click.option("--preload", is_flag=True, help="Load local models now, not at the first request.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to bind.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    show_default=True,
+    help="0 selects a free one.",
+)
+@click.option(
+    "--api-key-env",
+    metavar="NAME",
+    help=f"Environment variable with the key required from clients; {KEY_VARIABLE} if set.",
+)
+@click.option("--insecure", is_flag=True, help="Allow other addresses without a key.")
+@click.option(
+    "--concurrency",
+    type=SettingType(Positive),
+    default=32,
+    show_default=True,
+    help="Maximum number of concurrent requests.",
+)
+@click.option(
+    "--queue",
+    type=SettingType(Count),
+    default=256,
+    show_default=True,
+    help="Maximum number of waiting requests; more get a 429.",
+)
+@click.option(
+    "--max-tokens",
+    type=SettingType(Positive),
+    help="Maximum new tokens of requests without a limit; default none, 1024 for local models.",
+)
+@click.option("--no-cache", is_flag=True, help="Do not use the answer cache.")
+@click.option("--trace", type=click.Path(path_type=Path), help="Log every call there, as JSON.")
+def serve(**options: Any) -> None:
+    """Serve models over an OpenAI-compatible API: the base model, the experts, the models that
+    searches have found, mixtures of agents, consortia, endpoints."""
+    key = _read_api_key(options["api_key_env"])
+    require_packages("serve", "fastapi", "uvicorn")
+    # Spinning OpenMP threads slow down other computations; must be set before torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    from swarm.models.trace import Trace
+    from swarm.serve.server import bind_socket, build_server, is_loopback, server_url, trace_models
+
+    local = is_loopback(options["host"])
+    if not (key or options["insecure"] or local):
+        raise UserError(
+            f"--host {options['host']}: reachable by others without a key: set "
+            f"{options['api_key_env'] or KEY_VARIABLE}, or pass --insecure to allow this",
+            2,
+        )
+    models = _load_models(options)
+    with bind_socket(options["host"], options["port"]) as bound:
+        if options["trace"]:
+            models = trace_models(models, Trace(options["trace"], {"serve": list(models)}))
+        if options["preload"]:
+            from swarm.engine.base_model import choose_device
+
+            device = choose_device(options["device"])
+            print(f"loading the local models on {device}", flush=True)
+            for model in models.values():
+                model.open(device)
+        for line in _greeting(server_url(bound), list(models), key is not None, options):
+            print(escape_control_chars(line), flush=True)
+        limits = options["concurrency"], options["queue"], options["max_tokens"]
+        build_server(models, key, local, *limits).run([bound])
+
+
+def _read_api_key(variable: str | None) -> str | None:
+    """Return the API key, or `None` if none is set.
+
+    Raises:
+        UserError: The named variable is empty, or the key is not printable ASCII.
+    """
+    key = os.environ.get(variable or KEY_VARIABLE, "").strip()
+    if variable and not key:
+        raise UserError(f"--api-key-env {variable}: this environment variable is not set", 2)
+    if not (key.isascii() and key.isprintable()):
+        raise UserError(f"{variable or KEY_VARIABLE}: a key has printable ASCII characters only", 2)
+    return key or None
+
+
+def _load_models(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the models to serve.
+
+    Raises:
+        UserError: A given name does not exist, or there are no models.
+    """
+    from swarm.models.providers import Providers
+    from swarm.registry.local_models import LocalModels
+    from swarm.registry.registry import Roster
+    from swarm.serve.server import discover_models, select_models
+
+    places = {k: options[k] for k in ("base", "pool", "device") if options[k]}
+    cache: Literal["default"] | None = None if options["no_cache"] else "default"
+    roster = Roster(Providers.load(options["providers"]), cache=cache, **places)
+    if options["names"]:
+        return select_models(roster, list(dict.fromkeys(options["names"])))
+    found, left_out = discover_models(roster, LocalModels(**places).list_names())
+    if left_out:
+        names = escape_control_chars(", ".join(left_out))
+        print(f"not served, as something is missing: {names} (--model NAME says what)")
+    if not found:
+        raise UserError("no model to serve; give one with --model NAME, see docs/models.md")
+    return found
+
+
+def _greeting(url: str, names: list[str], keyed: bool, options: dict[str, Any]) -> list[str]:
+    """Return the messages at startup: address, models, and an example request."""
+    variable = options["api_key_env"] or KEY_VARIABLE
+    header = f' -H "Authorization: Bearer ${variable}"' if keyed else ""
+    body = f'{{"model": "{names[0]}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+    lazy = not options["preload"] and any(name.startswith("local/") for name in names)
+    return [
+        f"serving {len(names)} models at {url}" + (f", key in {variable}" if keyed else ""),
+        *(f"  {name}" for name in names),
+        *(["local models are loaded at the first request; --preload loads them now"] * lazy),
+        f"curl {url}/chat/completions -H 'Content-Type: application/json'{header} -d '{body}'",
+        "Ctrl-C stops it",
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; print a user's error in one line and return its exit code."""
-
-    def command() -> None:
-        options = parse_arguments(sys.argv[1:] if arguments is None else arguments)
-        require_packages("serve", "fastapi", "uvicorn")
-        from swarm.serve.server import run
-
-        run(options)
-
-    return run_command(command, "stopped")
+    return run_click(serve, arguments, "python -m swarm.serve")
 
 
 if __name__ == "__main__":

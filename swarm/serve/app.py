@@ -24,11 +24,8 @@ from swarm.models.openai import OpenAI
 from swarm.models.trace import TracingModel
 from swarm.multi_agent.collaboration import Collaboration
 from swarm.serve.api_errors import ApiKeyGuard, HttpError, http_error_from, read_json_body
-from swarm.serve.request_params import (
-    ChatRequest,
-    parse_chat_request,
-    resolve_name,
-)
+from swarm.serve.chat_request import ChatRequest, parse_chat_request
+from swarm.serve.server import resolve_name
 from swarm.serve.streaming import (
     ChatResponseBuilder,
     ClientDisconnected,

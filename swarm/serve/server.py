@@ -1,21 +1,22 @@
-"""Server process: finds the models, binds the address and serves until interrupted."""
+"""Server of models by name: which models, the socket, and the uvicorn server."""
 
 import errno
-import os
 import socket
-from argparse import Namespace
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
 
-from swarm._util.terminal import escape_control_chars
 from swarm.errors import UserError
 from swarm.models.base import Model
-from swarm.models.trace import Trace
-from swarm.serve.cli import DEFAULT_KEY_VARIABLE, is_loopback
-from swarm.serve.request_params import discover_models, select_models, trace_models
+from swarm.models.trace import Trace, TracingModel
+from swarm.multi_agent.collaboration import Collaboration
+from swarm.serve.api_errors import HttpError
 
 if TYPE_CHECKING:
     from uvicorn import Server
+
+    from swarm.registry.registry import Roster
 
 SHUTDOWN_GRACE_S = 5
 """Seconds for open connections to receive the shutdown error."""
@@ -23,34 +24,8 @@ SHUTDOWN_GRACE_S = 5
 SPARE_CONNECTIONS = 128
 """Connections beside those of answered and waiting requests."""
 
-
-def run(given: Namespace) -> None:
-    """Serve until an interrupt.
-
-    Raises:
-        UserError: A model or the address is not available.
-        KeyboardInterrupt: At shutdown.
-    """
-    # Spinning OpenMP threads would slow down other computations; must be set before torch is
-    # loaded.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    models = _load_models(given)
-    bound = bind_socket(given.host, given.port)
-    with bound:
-        if given.trace:
-            models = trace_models(models, Trace(given.trace, {"serve": list(models)}))
-        if given.preload:
-            _preload_models(models, given.device)
-        for line in format_greeting(server_url(bound), list(models), given):
-            print(escape_control_chars(line), flush=True)
-        build_server(
-            models,
-            given.key,
-            is_loopback(given.host),
-            given.concurrency,
-            given.queue,
-            given.max_tokens,
-        ).run([bound])
+MAX_NAMES_SHOWN = 10
+"""Maximum number of names in an error message."""
 
 
 def build_server(
@@ -89,6 +64,14 @@ def build_server(
     )
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether an address is reachable from this machine only."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def bind_socket(host: str, port: int) -> socket.socket:
     """Return a socket that listens on the address.
 
@@ -99,12 +82,9 @@ def bind_socket(host: str, port: int) -> socket.socket:
         kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=kind, backlog=2048)
     except (OSError, UnicodeError) as error:
-        more = (
-            "; --port 0 selects a free one"
-            if getattr(error, "errno", 0) == errno.EADDRINUSE
-            else ""
-        )
-        reason = getattr(error, "strerror", None) or error
+        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        more = "; --port 0 selects a free one" if taken else ""
         raise UserError(f"{host}:{port} cannot be bound: {reason}{more}") from None
 
 
@@ -114,61 +94,78 @@ def server_url(bound: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
 
 
-def format_greeting(url: str, names: list[str], options: Namespace) -> list[str]:
-    """Return the messages at startup: address, models, and an example request."""
-    variable = options.api_key_env or DEFAULT_KEY_VARIABLE
-    header = f' -H "Authorization: Bearer ${variable}"' if options.key else ""
-    body = f'{{"model": "{names[0]}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
-    lines = [f"serving {len(names)} models at {url}" + (f", key in {variable}" if header else "")]
-    lines += [f"  {name}" for name in names]
-    if not options.preload and any(name.startswith("local/") for name in names):
-        lines.append(
-            "local models are loaded at the first request; --preload loads them at startup"
-        )
-    return [
-        *lines,
-        f"curl {url}/chat/completions -H 'Content-Type: application/json'{header} -d '{body}'",
-        "Ctrl-C stops it",
-    ]
-
-
-def _load_models(options: Namespace) -> dict[str, Model]:
-    """Return the models to serve.
+def select_models(roster: "Roster", names: Sequence[str]) -> dict[str, Model]:
+    """Return the models of these names after checking them; nothing is loaded yet.
 
     Raises:
-        UserError: A given name does not exist, or there are no models.
+        UserError: A model does not exist, or something it needs is missing.
     """
-    from swarm.models.providers import Providers
-    from swarm.registry.local_models import LocalModels
-    from swarm.registry.registry import Roster
-
-    locations: dict[str, Any] = {
-        name: getattr(options, name)
-        for name in ("base", "pool", "device")
-        if getattr(options, name)
-    }
-    cache: Literal["default"] | None = None if options.no_cache else "default"
-    roster = Roster(Providers.load(options.providers), cache=cache, **locations)
-    if options.model:
-        return select_models(roster, list(dict.fromkeys(options.model)))
-    found, left_out = discover_models(roster, LocalModels(**locations).list_names())
-    if left_out:
-        print(
-            escape_control_chars(
-                f"not served, as a key, a file or a model name is missing: "
-                f"{', '.join(left_out)} (--model NAME shows which)"
-            )
-        )
-    if not found:
-        raise UserError("no model to serve; give one with --model NAME, see docs/models.md")
-    return found
-
-
-def _preload_models(models: Mapping[str, Model], device: str | None) -> None:
-    from swarm.engine.base_model import choose_device
-
-    chosen_device = choose_device(device)
-    print(f"loading the local models on {chosen_device}", flush=True)
+    models = {name: roster.model(name) for name in names}
     for model in models.values():
-        if opened := getattr(model, "open", None):
-            opened(chosen_device)
+        model.check()
+    return models
+
+
+def discover_models(roster: "Roster", local: Sequence[str]) -> tuple[dict[str, Model], list[str]]:
+    """Find the base, the experts, the best models of runs, the mixtures and the consortia.
+
+    Args:
+        roster: Registry of models.
+        local: Names of local models, without local/.
+
+    Returns:
+        Models that can be used, and the names of the others, for which e.g. a key or a file is
+        missing; see `select_models` for the reason.
+
+    Raises:
+        UserError: The database of saved consortia cannot be read.
+    """
+    from swarm.multi_agent.consortium.store import ConsortiumStore
+    from swarm.multi_agent.presets import preset_names
+
+    consortia = dict.fromkeys([*ConsortiumStore().list_names(), *preset_names("consortium")])
+    names = [
+        *(f"local/{name}" for name in local),
+        *(f"moa/{name}" for name in preset_names("moa")),
+        *(f"consortium/{name}" for name in consortia),
+    ]
+    found: dict[str, Model] = {}
+    left_out = []
+    for name in names:
+        try:
+            found |= select_models(roster, [name])
+        except UserError:
+            left_out.append(name)
+    return found, left_out
+
+
+def resolve_name(name: str, models: Mapping[str, Model]) -> str:
+    """Return the served model for a client's name: the full name, or a unique suffix.
+
+    Raises:
+        HttpError: It does not exist, or is ambiguous.
+    """
+    if name in models:
+        return name
+    suffix_matches = [one for one in models if one.partition("/")[2] == name]
+    if len(suffix_matches) == 1:
+        return suffix_matches[0]
+    full_names = {one.partition("/")[2]: one for one in models} | {one: one for one in models}
+    matches = suffix_matches or [full_names[one] for one in get_close_matches(name, full_names, 1)]
+    suggestion = f"did you mean {' or '.join(matches)}? " if matches else ""
+    more = f" and {len(models) - MAX_NAMES_SHOWN} more" if len(models) > MAX_NAMES_SHOWN else ""
+    available = f"{', '.join(list(models)[:MAX_NAMES_SHOWN])}{more}"
+    message = f"model {name!r:.200}: is not served; {suggestion}available models: {available}"
+    raise HttpError(message, 404, "model", "model_not_found")
+
+
+def trace_models(models: Mapping[str, Model], trace: Trace) -> dict[str, Model]:
+    """Trace the calls of models; for a collaboration those of its members."""
+    traced: dict[str, Model] = {}
+    for name, model in models.items():
+        if isinstance(model, Collaboration):
+            model.trace = trace
+            traced[name] = model
+        else:
+            traced[name] = TracingModel(model, name, trace)
+    return traced

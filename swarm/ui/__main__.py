@@ -8,7 +8,7 @@ import click
 from swarm._util.cli import run_program
 from swarm._util.terminal import escape_control_chars
 from swarm.errors import UserError, require_packages
-from swarm.serve.cli import is_loopback
+from swarm.serve.server import is_loopback
 
 DESCRIPTION = """\
 Web application for searches, models, conversations and comparisons.

@@ -13,17 +13,14 @@ import distribution_model
 import endpoints
 import pandas as pd
 import pytest
-import searches
 from compare_endpoint import KEY, asked, repeats, script
 
-from swarm.compare import Config, FreeForm, ModelAdapter, Question, Runner
+from swarm.compare import Config, FreeForm, Question, Runner
 from swarm.compare.sampling import (
     ModelCall,
     SampleOutcome,
     SampleRequest,
     Script,
-    _load_providers,
-    as_completed,
     open_answer_cache,
     replay_scripts,
     run_scripts,
@@ -72,43 +69,6 @@ def test_of_many_samples_those_that_lack_are_asked() -> None:
         assert part == second[5:29]
 
 
-def test_a_script_goes_on_with_what_it_hears_before_others_begin() -> None:
-    """An answer streams to its judge: with one worker they alternate."""
-
-    def judged(n: int) -> Script[str]:
-        [first] = yield [SampleRequest(asked(f"q{n}"))]
-        both = yield [
-            SampleRequest(asked(f"judge {first.text}")),
-            SampleRequest(asked("a constant")),
-        ]
-        return " ".join(one.text for one in both)
-
-    Config.max_workers = 1
-    with compare_endpoint.endpoint() as server:
-        assert run_scripts([judged(n) for n in range(3)])[2] == "so: judge so: q2 so: a constant"
-        said = server.texts()
-    assert len(said) == 7, "the constant is asked once"
-    assert said.index("judge so: q0") < said.index("q2")
-
-
-def test_a_failure_is_told_not_kept_and_asked_again() -> None:
-    broken = {"q1", "q3"}
-
-    def answer(request: endpoints.Asked) -> endpoints.Reply:
-        if request.body["messages"][-1]["content"] in broken:
-            return endpoints.Reply({"error": {"message": "no luck"}}, 400)
-        return repeats(request)
-
-    with compare_endpoint.endpoint(answer) as server:
-        ask = [asked(f"q{n}") for n in range(5)]
-        heard = run_scripts([script(one) for one in ask])
-        assert texts(heard) == ["so: q0", None, "so: q2", None, "so: q4"]
-        assert "no luck" in str(heard[1])
-        broken.clear()
-        assert None not in texts(run_scripts([script(one) for one in ask]))
-        assert len(server.asked) == 7
-
-
 def test_a_server_that_always_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its requests are repeated so often and no more; then nothing new is asked of it."""
     monkeypatch.setattr("swarm.models.http.FIRST_WAIT", 0.001)
@@ -120,37 +80,6 @@ def test_a_server_that_always_fails_is_given_up(monkeypatch: pytest.MonkeyPatch)
         assert len(server.asked) == 39, "three requests, 13 times each"
     [later] = run_scripts([script(asked("q0"))])
     assert isinstance(later, UserError), "the server is gone"
-
-
-def test_an_error_in_a_script_keeps_what_came() -> None:
-    def broken(n: int) -> Script[None]:
-        yield [SampleRequest(asked(f"q{n}"))]
-        if n == 5:
-            raise RuntimeError("a mistake in the script")
-
-    Config.max_workers = 1
-    with compare_endpoint.endpoint(), pytest.raises(RuntimeError, match="a mistake"):
-        run_scripts([broken(n) for n in range(20)])
-    # The endpoint is gone.
-    assert texts(run_scripts([script(asked(f"q{n}")) for n in range(6)])) == [
-        f"so: q{n}" for n in range(6)
-    ]
-
-
-def test_as_completed_gives_each_when_it_is_there() -> None:
-    held = threading.Event()
-
-    def answer(request: endpoints.Asked) -> endpoints.Reply:
-        if request.body["messages"][-1]["content"] == "q0":
-            held.wait(10)
-        return repeats(request)
-
-    with compare_endpoint.endpoint(answer):
-        run_scripts([script(asked("warm"))])
-        came = as_completed([script(asked(f"q{n}")) for n in range(3)])
-        first = [next(came)[0], next(came)[0]]
-        held.set()
-        assert sorted(first) == [1, 2] and next(came)[0] == 0
 
 
 class Shouts(Model):
@@ -195,14 +124,6 @@ def test_models_of_ones_own_that_are_made_otherwise_are_others() -> None:
         assert texts(run_scripts([script(asked(model="own"))])) == [word]
 
 
-def test_functions_and_consortia_are_models_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(searches.HELPERS)
-    [heard] = run_scripts([script(asked("hi", "function/fake_models:function"))])
-    assert heard.text == "user: hi"
-    [heard] = run_scripts([script(asked("hi", "local/no-such-expert"))])
-    assert isinstance(heard, UserError) and "no-such-expert" in str(heard)
-
-
 def test_the_key_is_written_nowhere(settings: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def answer(request: endpoints.Asked) -> endpoints.Reply:
         assert request.headers["Authorization"] == f"Bearer {KEY}"
@@ -216,44 +137,6 @@ def test_the_key_is_written_nowhere(settings: Path, capfd: pytest.CaptureFixture
     assert KEY.encode() not in b"".join(file.read_bytes() for file in settings.glob("*"))
     assert KEY not in "".join(capfd.readouterr())
     assert "***" in heard[0].text
-
-
-def test_runner_gives_texts_and_what_was_sent(capsys: pytest.CaptureFixture[str]) -> None:
-    def params(text: str) -> dict[str, object]:
-        return {"messages": [{"role": "user", "content": text}], "temperature": 0.5}
-
-    with compare_endpoint.endpoint() as server:
-        runner = Runner("small")
-        text, sent = runner.get_text(params("hello"))
-        assert text == "so: hello"
-        assert sent == {"timeout": 60, "model": "small", **params("hello")}
-        assert server.asked[-1].body == {"model": "small", **params("hello")}
-        many = [{"params": params(one), "_number": n} for n, one in enumerate(("a", "bad", "c"))]
-        came = runner.get_many(runner.get_text, many)
-        found = {given["_number"]: said for given, said in came}
-        assert found[0][0] == "so: a" and found[1] == (None, {}) and found[2][0] == "so: c"
-        assert "I do not answer that" in capsys.readouterr().err
-        ordered = runner.get_many(lambda a: (a, {}), [{"a": n} for n in range(9)], in_order=True)
-        assert [said for _, (said, _) in ordered] == list(range(9))
-        with pytest.raises(UserError, match="I do not answer that"):
-            runner.get_text(params("bad"))
-        with pytest.raises(InvalidArgument, match="messages"):
-            runner.get_text({"temperature": 1})
-
-
-def test_an_adapter_that_asks_models_does_not_wait_for_itself() -> None:
-    def asks(params: dict[str, Any], model: str) -> dict[str, Any]:
-        hi = [{"role": "user", "content": "hi"}]
-        return {**params, "user": Runner("other").get_text({"messages": hi})[0]}
-
-    ModelAdapter.register(lambda model: model == "small", asks)
-    judge = {"type": "free_form_judge", "model": "small", "paraphrases": ["{answer}?"]}
-    with compare_endpoint.endpoint() as server:
-        plain = Question.create(type="free_form", paraphrases=["a"])
-        assert list(plain.df({"g": ["small"]}).answer) == ["so: a"]
-        assert server.asked[-1].body["user"] == "so: hi"
-        judged = Question.create(type="free_form", paraphrases=["b"], judges={"so": judge})
-        assert "cannot query models" in judged.df({"g": ["big"]}).error[0]
 
 
 def together(request: endpoints.Asked) -> endpoints.Reply:
@@ -334,13 +217,6 @@ def test_more_samples_models_and_paraphrases_ask_what_is_new() -> None:
         assert asks({"g": ["m1", "m2"]}, "one", samples=2) == 0
 
 
-def test_a_paraphrase_that_is_there_twice_has_samples_of_its_own() -> None:
-    numbers = iter(range(100))
-    with compare_endpoint.endpoint(lambda asked: endpoints.chat(str(next(numbers)))):
-        df = free_form("x", "x", samples_per_paraphrase=2).df({"g": ["m"]})
-    assert sorted(df.answer) == ["0", "1", "2", "3"]
-
-
 def test_failures_are_rows_and_are_told_and_asked_again(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -412,8 +288,6 @@ def test_results_are_the_rows_of_a_model() -> None:
         for wrong in (["m1", "m1"], "m1", [3]):
             with pytest.raises(InvalidArgument):
                 question.get_results(wrong)
-    [failed] = question.many_models_execute(["m1"])
-    assert [row["answer"] for row in failed.data] == [None] * 4 and failed.data[0]["error"]
 
 
 def asks(judges: Any, *paraphrases: Any, **more: Any) -> Any:
@@ -645,21 +519,6 @@ def test_the_same_name_elsewhere_is_another_model() -> None:
             assert len(there["A_KEY"].asked) == len(other["A_KEY"].asked) == 1
 
 
-def test_a_provider_by_name_is_asked_where_no_router_may_have_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with endpoints.endpoint(has("small")) as server:
-        file = tmp_path / "providers.yaml"
-        file.write_text(f"house: {{base_url: '{server.url}', api_key_env: null}}")
-        monkeypatch.setenv("MODEL_SWARMS_PROVIDERS", str(file))
-        _load_providers.cache_clear()
-        Config.url_key_pairs = [("https://api.openai.com/v1", "key", "OPENAI_API_KEY")]
-        [heard] = run_scripts([script(asked("hi", "house/small"))])
-        _load_providers.cache_clear()
-        assert heard.text == "so: hi"
-        assert server.asked[0].body["model"] == "small"
-
-
 def test_a_client_tells_its_place_and_not_its_key() -> None:
     with several(A_KEY=("m",)) as there:
         client = Config.client_for_model("m")
@@ -670,43 +529,6 @@ def test_a_client_tells_its_place_and_not_its_key() -> None:
         assert said.choices[0].message.content == "so: hi"
         headers = {k.lower(): value for k, value in there["A_KEY"].asked[-1].headers.items()}
         assert headers["authorization"] == f"Bearer {KEY}-A_KEY"
-
-
-def test_the_data_frame_of_ratings(tmp_path: Path) -> None:
-    rater = distribution_model.Rater({"85": 0.5, "75": 0.4, "No": 0.1})
-    question = Question.create(
-        type="rating", paraphrases=["How good is it?", "And now?"], samples_per_paraphrase=2
-    )
-    with models(tmp_path, rater) as server:
-        df = question.df({"a": ["m"], "b": ["m"]})
-        asked = len(server.asked)
-        other = Question.create(
-            type="rating",
-            paraphrases=["How good is it?", "And now?"],
-            samples_per_paraphrase=2,
-            min_rating=80,
-            refusal_threshold=0.2,
-        )
-        narrow = other.df({"a": ["m"]})
-        assert len(server.asked) == asked
-    assert list(df) == [
-        "model",
-        "group",
-        "answer",
-        "raw_answer",
-        "probs",
-        "question",
-        "api_kwargs",
-        "paraphrase_ix",
-        "refused",
-        "unseen",
-        "error",
-    ]
-    assert len(df) == 8 and df.error.isna().all()
-    assert df.answer.tolist() == pytest.approx([(85 * 0.5 + 75 * 0.4) / 0.9] * 8)
-    assert df.refused.tolist() == pytest.approx([0.1] * 8)
-    assert df.api_kwargs[0]["max_tokens"] == 6 and df.api_kwargs[0]["top_logprobs"] == 20
-    assert narrow.answer.isna().all()
 
 
 RANGES = [(1, 5), (0, 10), (0, 100), (-100, 100), (0, 1000), (-1000, 10_000)]

@@ -189,29 +189,6 @@ def test_a_lost_answer_is_looked_for_and_not_asked_again_too_soon(
     assert "metadata" not in server.bodies[-1] and list(manager.get_jobs()["job"])[5] == "ftjob-6"
 
 
-def test_a_server_that_lists_no_jobs_is_not_asked_for_the_same_one_twice(
-    server: Finetuner,
-    manager: FinetuningManager,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(managing, "SETTLE_S", 0.0)
-    nothing = {"error": {"message": "no such page"}}
-    server.faults = [
-        Fault("POST", "/fine_tuning/jobs", after=True),
-        Fault("GET", "/fine_tuning/jobs", 404, nothing, times=3),
-    ]
-    with pytest.raises(UserError, match="no such page"):
-        manager.create_job(wanted(server, tmp_path))
-    manager.update_jobs()
-    assert len(server.jobs) == 1 and list(manager.get_jobs()["state"]) == ["creating"]
-    with pytest.raises(UserError, match="no such page"):
-        manager.cancel(manager.get_jobs()["id"][0])
-    manager.cancel(manager.get_jobs()["id"][0])
-    assert server.jobs["ftjob-1"]["status"] == "cancelled"
-
-
 def test_the_daily_limit_says_when_a_slot_is_free_and_the_job_is_sent_then(
     server: Finetuner,
     manager: FinetuningManager,
@@ -270,14 +247,6 @@ def test_failures_are_told_with_the_servers_reason(
     assert list(manager.get_jobs()["state"]) == ["failed", "succeeded", "failed"]
 
 
-def test_a_passing_fault_is_asked_again(
-    server: Finetuner, manager: FinetuningManager, tmp_path: Path
-) -> None:
-    server.faults = [Fault("POST", "/files", 503, {"error": "busy"}, {"Retry-After": "0"})]
-    manager.create_job(wanted(server, tmp_path))
-    assert server.count("POST /files") == 2 and len(server.jobs) == 1
-
-
 def test_a_key_of_the_environment_goes_to_no_server_it_was_not_meant_for(
     server: Finetuner, manager: FinetuningManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,19 +262,6 @@ def test_a_key_of_the_environment_goes_to_no_server_it_was_not_meant_for(
     FinetuningManager(tmp_path / "data", timeout=5).update_jobs()
     assert list(manager.get_jobs()["state"]) == ["validating_files", "queued"]
     assert server.asked[before:].count("GET /fine_tuning/jobs/ftjob-1") == 0
-
-
-def test_a_dead_server_ends_within_the_timeout_and_others_are_still_asked(
-    server: Finetuner, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    manager = FinetuningManager(tmp_path / "data", timeout=2)
-    for number in range(3):
-        manager.create_job(wanted(server, tmp_path, seed=number))
-    for job in manager.store.jobs[:2]:
-        manager.store.update(job, base_url="http://127.0.0.1:9/v1")
-    manager.update_jobs()
-    said = capsys.readouterr().out
-    assert "2 could not be updated" in said and "… bird-names (gpt-x): queued" in said
 
 
 @pytest.mark.parametrize(

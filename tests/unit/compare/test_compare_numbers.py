@@ -25,7 +25,6 @@ from swarm.compare.token_probs import (
     with_logprobs,
 )
 from swarm.errors import UserError
-from swarm.models.http_errors import BadRequest
 from swarm.models.openai_protocol import MIN_LOGPROB
 from swarm.stats.significance import mean_interval
 
@@ -111,14 +110,6 @@ def test_short_numbers_on_a_long_scale_are_numbers() -> None:
     found = heard(rater)
     assert found.probs == pytest.approx({7: 0.4, 8: 0.6})
     assert len(rater.asked) == 4
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_an_end_after_zero_does_not_show_that_digits_are_whole(seed: int) -> None:
-    chances = {"0": 0.6, "90": 0.2, "50": 0.2}
-    rater = distribution_model.Rater(chances, tells_end=False, seed=seed)
-    found = heard(rater)
-    assert found.probs and not {5, 9} & set(found.probs)
 
 
 def test_what_is_known_of_a_beginning_is_shared_only_where_one_length_is_possible() -> None:
@@ -297,12 +288,6 @@ def test_tokens_that_are_written_alike_are_added_up() -> None:
     assert found.unseen == pytest.approx(0.125)
 
 
-def test_a_probability_is_at_most_one_whatever_is_told() -> None:
-    said = told({"A": 0.5})
-    said["choices"][0]["logprobs"]["content"][0]["top_logprobs"][0]["logprob"] = 1e9
-    assert tokens(said).answer == {"A": 1.0}
-
-
 def test_the_chosen_token_is_told_of_though_it_is_not_among_the_likeliest() -> None:
     said = distribution_model.completion(told({"A": 0.6, "B": 0.3}))
     token = said.tokens[0]
@@ -321,11 +306,6 @@ def test_no_log_probabilities_is_an_error_with_the_alternative(content: Any) -> 
     assert found.answer == {}
     assert "vendor/m: vendor returns no log probabilities" in str(found.error)
     assert "estimate_by_sampling=True" in str(found.error)
-
-
-def test_a_limit_of_the_provider_is_repeated() -> None:
-    found = tokens(BadRequest("400: top_logprobs must be at most 5"))
-    assert "set top_logprobs" in str(found.error) and "at most 5" in str(found.error)
 
 
 def test_samples_are_counted_with_wilsons_interval() -> None:

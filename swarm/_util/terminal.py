@@ -6,13 +6,9 @@ Also contains access to the standard streams, a collector of warnings and a prog
 import logging
 import math
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
-
-from swarm._util.threads import PeriodicThread
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TextIO
 
 MINUS_SIGN = "\N{MINUS SIGN}"
 
@@ -119,9 +115,6 @@ def _replace_minus(words: str) -> str:
     return words.replace("-", MINUS_SIGN)
 
 
-SPARK_BLOCKS = "▁▂▃▄▅▆▇█"
-
-
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return a Markdown table with aligned columns: the first left, all others right."""
     widths = [max(3, *map(len, column)) for column in zip(header, *rows, strict=True)]
@@ -145,28 +138,6 @@ def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
         cells = [cell.rjust(width) for cell, width in zip(middle, widths[1:-1], strict=True)]
         lines.append("  ".join([first.ljust(widths[0]), *cells, last]))
     return lines
-
-
-def format_sparkline(values: Sequence[float]) -> str:
-    """Return one block per value, scaled from the lowest to the highest; a space for NaN."""
-    known = [value for value in values if not math.isnan(value)]
-    low, high = min(known, default=0.0), max(known, default=0.0)
-    step = (high - low) / (len(SPARK_BLOCKS) - 1) or 1.0
-    return "".join(" " if math.isnan(v) else SPARK_BLOCKS[round((v - low) / step)] for v in values)
-
-
-def format_share(mean: float, low: float, high: float, n: int) -> str:
-    """Format a share with its 95 % interval and n, short: ".48 [.41, .55] n=200"."""
-    return f"{format_span(mean, low, high)} n={n}"
-
-
-def format_span(mean: float, low: float, high: float) -> str:
-    """Format a number with its interval, short: ".48 [.41, .55]"."""
-    return f"{_format_short(mean)} [{_format_short(low)}, {_format_short(high)}]"
-
-
-def _format_short(value: float) -> str:
-    return f"{value:.2f}".replace("0.", ".", 1) if abs(value) < 0.995 else f"{value:.2f}"
 
 
 BIDI_CONTROLS = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
@@ -241,12 +212,11 @@ class WarningCollector(logging.Handler):
         return messages
 
 
-SHOW_AFTER_S, REFRESH_EVERY_S = 0.5, 0.2
-"""Seconds until the bar is shown, and between two updates."""
-
-
-class SamplingProgressBar:
-    """Progress bar as a context; shown in a terminal or a notebook only.
+@contextmanager
+def show_sampling(
+    title: str, count: Callable[[], tuple[int, int, int]], silent: bool = False
+) -> Iterator[None]:
+    """Show a progress bar meanwhile, in a terminal or a notebook.
 
     Args:
         title: Text before the bar.
@@ -254,41 +224,10 @@ class SamplingProgressBar:
             failures.
         silent: Never show the bar.
     """
-
-    def __init__(
-        self, title: str, count: Callable[[], tuple[int, int, int]], silent: bool = False
-    ) -> None:
-        self.title, self.count = title, count
-        self.shown = not silent and (sys.stderr.isatty() or "ipykernel" in sys.modules)
-        self._bar: Progress | None = None
-
-    def __enter__(self) -> "SamplingProgressBar":
-        if self.shown:
-            self._updates = PeriodicThread(
-                self._update_bar, REFRESH_EVERY_S, "swarm-progress", SHOW_AFTER_S
-            )
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.shown:
-            self._updates.close()
-        if self._bar:
-            self._update_bar()
-            self._bar.stop()
-
-    def _update_bar(self) -> None:
-        if self._bar is None:
-            self._bar = build_sampling_bar()
-            self._task = self._bar.add_task(self.title, failures="")
-            self._bar.start()
-        completed, total, failed = self.count()
-        failures = f"{failed} failed" if failed else ""
-        self._bar.update(self._task, completed=completed, total=total, failures=failures)
-
-
-def build_sampling_bar() -> "Progress":
-    """Build a progress bar with counts, remaining time and failures, on standard error."""
-    from rich.console import Console
+    if silent or not (sys.stderr.isatty() or "ipykernel" in sys.modules):
+        yield
+        return
+    from rich.console import Console, RenderableType
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -297,11 +236,18 @@ def build_sampling_bar() -> "Progress":
         TimeRemainingColumn,
     )
 
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[failures]}", style="red"),
-        console=Console(stderr=True),
-    )
+    class CountingProgress(Progress):
+        def get_renderables(self) -> Iterable[RenderableType]:
+            completed, total, failed = count()
+            failures = f"{failed} failed" if failed else ""
+            for task in self.tasks:
+                self.update(task.id, completed=completed, total=total, failures=failures)
+            return super().get_renderables()
+
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    failures = TextColumn("{task.fields[failures]}", style="red")
+    with CountingProgress(
+        *columns, TimeRemainingColumn(), failures, console=Console(stderr=True)
+    ) as bar:
+        bar.add_task(title, failures="")
+        yield

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from functools import cache, lru_cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from swarm._util.terminal import SamplingProgressBar
+from swarm._util.terminal import show_sampling
 from swarm._util.threads import run_in_thread, shared_event_loop
 from swarm.compare.config import (
     ENDPOINT_INDEX,
@@ -387,7 +387,7 @@ def run_scripts(
     run = ScriptRun(scripts, found.__setitem__, before=before)
     _check_not_nested()
     try:
-        with SamplingProgressBar(title, run.count_progress):
+        with show_sampling(title, run.count_progress):
             shared_event_loop().run(run.run_all())
     except KeyboardInterrupt:
         completed, total, _ = run.count_progress()
@@ -421,7 +421,7 @@ def as_completed(
         return run.run_all()
 
     with (
-        SamplingProgressBar(title, run.count_progress, silent),
+        show_sampling(title, run.count_progress, silent),
         closing(shared_event_loop().stream_items(start)) as items,
     ):
         yield from items

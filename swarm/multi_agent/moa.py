@@ -7,6 +7,7 @@ their wording, follows arXiv 2406.04692), and `MixtureOfAgents`.
 import json
 import random
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -16,6 +17,7 @@ from pydantic import Field, model_validator
 
 from swarm._util.replies import has_number_pick, parse_number_pick
 from swarm._util.settings import Count, Positive, Settings, Text, parse_settings
+from swarm._util.threads import forward_items
 from swarm.errors import UserError
 from swarm.models.base import Completion, Message, Model, Request, Stream
 from swarm.models.trace import Trace
@@ -500,17 +502,11 @@ class MixtureOfAgents(Collaboration[Transcript]):
     def _run_streaming(
         self, script: Script[Transcript], on_event: OnEvent
     ) -> Transcript | UserError:
-        pieces = stream_final_answer(script, on_event, self.trace)
-        try:
-            while True:
-                on_event(0, AnswerDelta(next(pieces)))
-        except StopIteration as end:
-            stages: Transcript = end.value
-            return stages
-        except UserError as error:
-            return error
-        finally:
-            pieces.close()
+        with closing(stream_final_answer(script, on_event, self.trace)) as pieces:
+            try:
+                return forward_items(pieces, lambda piece: on_event(0, AnswerDelta(piece)))
+            except UserError as error:
+                return error
 
     def _iterate_rounds(
         self, request: Request, logged: set[str], notify: Callable[[Any], None]

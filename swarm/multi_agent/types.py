@@ -18,6 +18,7 @@ from swarm._util.settings import (
 )
 from swarm.errors import UserError
 from swarm.models.base import Completion, Delta, Message, Model
+from swarm.models.openai_protocol import CHARS_PER_TOKEN
 
 
 class AgentOptions(Settings):
@@ -141,9 +142,6 @@ OnEvent = Callable[[int, CallStarted | AgentAnswer | AnswerDelta], None]
 
 
 Messages = tuple[Message, ...]
-
-CHARS_PER_TOKEN = 4
-"""Estimate, independent of any tokenizer. English has slightly more, other scripts fewer."""
 
 
 def prompt_to_messages(prompt: str | Messages) -> Messages:

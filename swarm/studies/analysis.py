@@ -71,8 +71,8 @@ def _check_digests(study: Study, block: ResultBlock, records: RecordsByMethod) -
     for what, digests in kinds.items():
         if len(digests) > 1:
             raise UserError(
-                f"{study.results / block.task}: its results are of different {what}; remove the "
-                "older ones and run them again"
+                f"{study.results}: the results of {block.task} are of different {what}; remove the "
+                "older lines and run them again"
             )
 
 

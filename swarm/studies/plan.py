@@ -1,7 +1,6 @@
 """What a study runs: methods on tasks with budgets and seeds, read from a yaml file."""
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -10,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from swarm._util.files import conf_folder, read_yaml
+from swarm._util.jsonl import JsonlJournal
 from swarm._util.settings import Positive, Settings, parse_settings
 from swarm.errors import UserError, install_command
 
@@ -81,7 +81,7 @@ class StudyFile(Settings):
         seeds: Number of seeds, from 0; a seed also draws the dev items.
         words: Command-line words of all tasks and methods.
         references: Methods that all others are tested against.
-        results: Folder of the result files.
+        results: Folder of results.jsonl.
     """
 
     tasks: dict[str, StudyTask]
@@ -108,7 +108,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Name of the run folder and stem of the result file."""
+        """Name of the run folder."""
         parts = [self.method, f"dev{self.dev}"]
         parts += [] if self.budget is None else [f"budget{self.budget}"]
         parts += [] if self.seed is None else [f"seed{self.seed}"]
@@ -126,7 +126,7 @@ class Study:
 
     Attributes:
         name: Stem of the yaml file.
-        results: Folder of the result files, one small JSON file per cell.
+        results: Folder of results.jsonl, a line per cell; of two lines of a cell the last counts.
         runs: Folder of the run folders.
         methods: In the order in which they run and are shown; those of the sampler come later.
     """
@@ -140,6 +140,7 @@ class Study:
 
     def __post_init__(self) -> None:
         self.methods = {name: one or StudyMethod() for name, one in self.file.methods.items()}
+        self._journal = JsonlJournal(self.results / "results.jsonl", "cell")
         self._check_names()
         self.sample_methods()
 
@@ -185,10 +186,10 @@ class Study:
             name = f"trial_{number:02d}"
             is_new = name not in self.methods
             self.methods[name] = StudyMethod(words=(*sampler.words, *drawn))
-            paths = [self.result_path(cell) for cell in self.cells() if cell.method == name]
-            if not all(path.is_file() for path in paths):
+            found = [self.result(cell) for cell in self.cells() if cell.method == name]
+            if not all(found):
                 return is_new
-            drawing.tell(trial, fmean(json.loads(path.read_text())["dev"] for path in paths))
+            drawing.tell(trial, fmean(one["dev"] for one in found if one))
         return False
 
     def cells(self) -> list[Cell]:
@@ -236,9 +237,17 @@ class Study:
 
         return [cell for cell in self.cells() if is_selected(cell)]
 
-    def result_path(self, cell: Cell) -> Path:
-        """Return the path of a cell's result file."""
-        return self.results / cell.task / f"{cell.name}.json"
+    def result(self, cell: Cell) -> dict[str, Any] | None:
+        """Return a cell's result; `None` if there is none."""
+        return self._journal.rows.get(cell.path)
+
+    def add_result(self, cell: Cell, result: Mapping[str, Any]) -> None:
+        """Append a cell's result to results.jsonl.
+
+        Raises:
+            UserError: The file cannot be written.
+        """
+        self._journal.append_rows([{"cell": cell.path, **result}])
 
     def common_words(self, cell: Cell) -> list[str]:
         """Return a cell's command-line words without those of its method."""
@@ -259,17 +268,16 @@ class Study:
         """
         found, other = [], []
         for cell in some:
-            path = self.result_path(cell)
-            if not path.is_file():
+            result = self.result(cell)
+            if result is None:
                 found.append(cell)
-            elif not _same_settings(
-                json.loads(path.read_text())["words"], self.defining_words(cell)
-            ):
-                other.append(path)
+            elif not _same_settings(result["words"], self.defining_words(cell)):
+                other.append(cell.path)
         if other:
             raise UserError(
-                f"{other[0]} and {len(other) - 1} more have other settings than the study; remove "
-                "them to run them again, or set another folder by results="
+                f"{self._journal.path}: {other[0]} and {len(other) - 1} more have other settings "
+                "than the study; remove their lines to run them again, or set another folder by "
+                "results="
             )
         return found
 
@@ -285,7 +293,7 @@ def read_study(
 
     Args:
         seeds: Number of seeds; overrides the file's.
-        results: Folder of the result files; overrides the file's, else FOLDER/study_NAME/results.
+        results: Folder of results.jsonl; overrides the file's, else FOLDER/study_NAME/results.
         folder: Parent of the folder of run folders.
         words: Further command-line words of all tasks and methods.
 
@@ -330,6 +338,5 @@ def read_dtype(words: Sequence[str]) -> str:
 def load_results(study: Study) -> Iterator[tuple[Cell, dict[str, Any]]]:
     """Yield the cells that have a result, with it."""
     for cell in study.cells():
-        path = study.result_path(cell)
-        if path.is_file():
-            yield cell, json.loads(path.read_text(encoding="utf-8"))
+        if result := study.result(cell):
+            yield cell, result

@@ -33,7 +33,6 @@ from swarm._util.files import (
     conf_folder,
     make_folder,
     read_gzip_json,
-    write_atomic,
     write_json,
 )
 from swarm._util.secrets import lent, plain_config
@@ -192,7 +191,7 @@ class CellPlanner:
         if self.keep:
             return
         every = self.study.cells()
-        finished = [cell for cell in every if self.study.result_path(cell).is_file()]
+        finished = [cell for cell in every if self.study.result(cell) is not None]
         read = {self.shared_answers_folder(cell) for cell in set(every) - set(finished)}
         unread = {self.shared_answers_folder(cell) for cell in finished} - read
         starts = {self._start_folder(cell) for cell in finished}
@@ -368,7 +367,7 @@ def compose_search(words: Sequence[str]) -> DictConfig:
 
     Without a time limit, unless the words set one: results do not depend on the machine's speed.
     """
-    words = ["minutes=null", *map(normalize_gpu_list, words)]
+    words = ["minutes=null", "name=study", *map(normalize_gpu_list, words)]
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         config = compose("search", overrides=words)
     OmegaConf.set_struct(config, True)
@@ -496,14 +495,6 @@ def _collect_versions() -> dict[str, Any]:
     return {"versions": versions, "commit": git.stdout.strip() or None}
 
 
-def write_result(path: Path, result: Mapping[str, Any]) -> None:
-    """Write a result with one line per key, so that diffs of committed results are readable."""
-    lines = ",\n".join(
-        f" {json.dumps(k)}: {json.dumps(v, ensure_ascii=False)}" for k, v in result.items()
-    )
-    write_atomic(path, f"{{\n{lines}\n}}\n".encode())
-
-
 @dataclass(slots=True)
 class RunningCell:
     """A cell and its running process."""
@@ -587,7 +578,7 @@ class StudyRunner:
         try:
             command = next(steps) if ended is None else steps.send(ended)
         except StopIteration as done:
-            write_result(self.planner.study.result_path(cell), done.value)
+            self.planner.study.add_result(cell, done.value)
             self.planner.remove_finished()
             self.say(f"{cell.path}: test {done.value['test']:.3f}, {done.value['seconds']:.0f} s")
         except (CellError, UserError) as error:

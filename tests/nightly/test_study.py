@@ -35,7 +35,11 @@ def test_a_study_runs_and_goes_on_after_a_kill(
     tmp_path: Path, tiny_llama: Path, tiny_pool: Path
 ) -> None:
     line = command(tmp_path, tiny_llama, tiny_pool, "parallel=2", "only=[letters,8]")
-    results = tmp_path / "results" / "letters"
+    results = tmp_path / "results" / "results.jsonl"
+
+    def lines() -> list[str]:
+        return results.read_text().splitlines() if results.exists() else []
+
     first = subprocess.Popen(
         line,
         cwd=searches.ROOT,
@@ -45,28 +49,27 @@ def test_a_study_runs_and_goes_on_after_a_kill(
         stderr=subprocess.PIPE,
     )
     deadline = time.monotonic() + 120
-    while not list(results.glob("*.json")) and time.monotonic() < deadline:
+    while not lines() and time.monotonic() < deadline:
         assert first.poll() is None, first.communicate()[1]
         time.sleep(0.02)
     first.send_signal(signal.SIGTERM)
     first.communicate(timeout=60)
-    kept = {path: path.read_bytes() for path in results.glob("*.json")}
+    kept = lines()
     assert first.returncode and 1 <= len(kept) < 5
     again = run(line)
     assert again.returncode == 0, again.stderr
     assert f"{len(kept)} of 5 results exist" in again.stderr
     assert again.stderr.count(": begins") == 5 - len(kept)
-    assert {path: path.read_bytes() for path in kept} == kept
-    names = sorted(path.stem for path in results.glob("*.json"))
-    assert names == [
+    assert lines()[: len(kept)] == kept
+    found = {row["cell"]: row for row in map(json.loads, sorted(lines()))}
+    assert [name.removeprefix("letters/") for name in sorted(found)] == [
         "finetune_dev10_budget8_seed0",
         "gradient_dev10_budget8_seed0",
         "random_dev10_budget8_seed0",
         "recipes_dev10_budget8_seed0",
         "vote_dev10",
     ]
-    found = {name: json.loads((results / f"{name}.json").read_text()) for name in names}
-    tuned, descended, searched, *_ = found.values()
+    tuned, descended, searched, *_ = (found[name] for name in sorted(found))
     assert descended["gradients"] > 0 and 50 < descended["prompt_equivalents"] <= 80
     assert searched["prompt_equivalents"] == searched["prompts"] == 80
     assert len(searched["coefficients"]) == 4 and len(searched["values"]) == 20
@@ -93,7 +96,8 @@ def test_time_and_failures(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) ->
     found = run(line)
     assert found.returncode == 1 and len(found.stderr.strip().splitlines()[-1]) < 400
     assert "1 failed, the first is text/random_dev6_budget8_seed0: " in found.stderr
-    assert sorted(path.stem for path in (tmp_path / "results" / "text").glob("*")) == [
-        "gradient_dev6_budget8_seed0",
-        "recipes_dev6_budget8_seed0",
+    rows = (tmp_path / "results" / "results.jsonl").read_text().splitlines()
+    assert sorted(json.loads(row)["cell"] for row in rows) == [
+        "text/gradient_dev6_budget8_seed0",
+        "text/recipes_dev6_budget8_seed0",
     ]

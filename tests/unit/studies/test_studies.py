@@ -13,8 +13,7 @@ from swarm._util.files import conf_folder
 from swarm.errors import UserError
 from swarm.stats.significance import exact_sign_flip_p
 from swarm.studies import analysis
-from swarm.studies.plan import Study, read_study
-from swarm.studies.runner import write_result
+from swarm.studies.plan import Cell, Study, read_study
 from swarm.study import describe_missing, parse_words
 
 STUDIES = sorted((conf_folder() / "study").glob("*.yaml"))
@@ -46,7 +45,7 @@ def test_every_study_that_ships_reads(path: Path) -> None:
     assert len(every) == len(set(every)) and every[0].task == next(iter(study.file.tasks))
     seeds = [cell.seed for cell in every if cell.seed is not None]
     assert seeds == sorted(seeds), "by seed first, so that a part is balanced"
-    assert len({study.result_path(cell) for cell in every}) == len(every)
+    assert len({cell.path for cell in every}) == len(every)
 
 
 def test_cells_run_once_for_what_they_do_not_depend_on(tmp_path: Path) -> None:
@@ -74,7 +73,7 @@ def test_cells_run_once_for_what_they_do_not_depend_on(tmp_path: Path) -> None:
 def test_missing_results_have_the_time_of_stored_ones(tmp_path: Path) -> None:
     study = made(tmp_path, budgets=[6], tasks={"one": GIVEN["tasks"]["one"]})
     record(study, ["01", "01"], method="a")
-    study.result_path(study.select(["a", "seed1"])[0]).unlink()
+    remove(study, study.select(["a", "seed1"])[0])
     missing = study.missing(study.cells())
     *names, time_, unknown = describe_missing(study, missing)
     assert names[0] == "one/b_dev4_budget6_seed0" and len(names) == 4
@@ -133,6 +132,14 @@ def test_a_sampler_goes_on_by_the_results_there_are(tmp_path: Path) -> None:
     assert "trial_01" in "\n".join(analysis.format_summary(analysis.analyse_study(study)))
 
 
+def remove(study: Study, cell: Cell) -> None:
+    """Remove a cell's line, as a user who wants it to run again."""
+    path = study.results / "results.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(one for one in lines if json.loads(one)["cell"] != cell.path))
+    study.__post_init__()
+
+
 def record(study: Study, values: list[str | list[float]], **more: Any) -> None:
     """Write results, a value list for each cell that `more` leaves (method=, task=, budget=)."""
     some = [
@@ -150,8 +157,8 @@ def record(study: Study, values: list[str | list[float]], **more: Any) -> None:
     assert len(some) == len(values)
     for cell, mine in zip(some, values, strict=True):
         numbers = [float(v) for v in mine]
-        write_result(
-            study.result_path(cell),
+        study.add_result(
+            cell,
             {
                 "method": cell.method,
                 "seed": cell.seed,
@@ -247,7 +254,7 @@ def test_partial_results_rank_on_common_seeds(tmp_path: Path) -> None:
     record(study, ["0000", "1111"], method="a")
     record(study, ["0011", "0000"], method="b")
     record(study, ["0001"], method="c")
-    study.result_path(study.select(["b", "seed1"])[-1]).unlink()
+    remove(study, study.select(["b", "seed1"])[-1])
     found = analysis.analyse_study(study)
     rows = {row["method"]: row for row in found["blocks"][0]["methods"]}
     assert [rows[name]["seeds"] for name in "abc"] == [2, 1, 1]
@@ -266,9 +273,9 @@ def test_results_of_other_items_are_refused(tmp_path: Path) -> None:
     )
     record(study, ["01"], method="a")
     record(study, ["01"], method="b")
-    path = study.result_path(study.cells()[1])
-    path.write_text(path.read_text().replace('"test_digest": "t"', '"test_digest": "u"'))
-    with pytest.raises(UserError, match="its results are of different test items"):
+    cell = study.cells()[1]
+    study.add_result(cell, {**(study.result(cell) or {}), "test_digest": "u"})
+    with pytest.raises(UserError, match="the results of one are of different test items"):
         analysis.analyse_study(study)
     other = made(
         tmp_path,
@@ -277,7 +284,7 @@ def test_results_of_other_items_are_refused(tmp_path: Path) -> None:
         tasks={"one": GIVEN["tasks"]["one"]},
         methods={"a": {"words": ["optimizer=cmaes"]}, "b": {}},
     )
-    with pytest.raises(UserError, match=r"seed0\.json and 0 more have other settings"):
+    with pytest.raises(UserError, match=r"seed0 and 0 more have other settings"):
         other.missing(other.cells())
 
 

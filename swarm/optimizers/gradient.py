@@ -28,7 +28,7 @@ MIN_ROUTE_ITEMS = 20
 """Mean number of dev items on a route below which `pool.groups=auto` is one set for all modules.
 
 Below it, routes of equal coefficients learn as one, and if the number is still below it for
-those that differ, they are pulled back (`Descent`). Measured in docs/decisions.md.
+those that differ, they are pulled back (`Descent`). Measured in benchmarks/notes/decisions.md.
 """
 
 ARRAYS = {"moments": float, "count": int, "rate_factor": float, "held_loss": float}

@@ -25,7 +25,7 @@ MIN_SILHOUETTE = 0.5
 """Mean silhouette from which `routes=auto` divides prompts.
 
 Prompts of one kind stay below .4 (hellaswag, truthfulqa, reasoning-gym), mixtures of templates are
-above .7 (docs/decisions.md).
+above .7 (benchmarks/notes/decisions.md).
 """
 
 MIN_SHARE = 0.03

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
 from swarm.errors import UserError
-from swarm.pool import adapter
 from swarm.pool.adapter import CONFIG_FILE, WEIGHTS_FILE, read_adapter
 from swarm.pool.pool import Pool
 
@@ -110,30 +108,11 @@ def test_settings_that_change_nothing_pass(folder: Path, setting: str, value: An
     assert Pool(folder).open().names == ["amber", "birch"]
 
 
-def test_a_default_of_a_later_peft_passes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter, "IGNORED_OPTIONS", adapter.IGNORED_OPTIONS - {"qalora_group_size"})
-    Pool(folder).open()
-    tiny.change(folder / "birch", qalora_group_size=17)
-    refused(folder, "birch", "qalora_group_size", "unknown")
-
-
 def test_a_config_as_old_peft_wrote_it_passes(folder: Path) -> None:
     config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
     config |= {"base_model_name_or_path": None, "enable_lora": None, "merge_weights": False}
     (folder / "birch" / CONFIG_FILE).write_text(json.dumps(config))
     assert Pool(folder).open().rank == 4
-
-
-def test_real_dora_bias_and_embedding_adapters_are_refused(tiny_llama: Path, folder: Path) -> None:
-    cases = {
-        "dora": {"use_dora": True, "target_modules": ["q_proj"]},
-        "head": {"modules_to_save": ["lm_head"], "target_modules": ["q_proj"]},
-        "embedding": {"target_modules": ["embed_tokens"]},
-    }
-    for name, settings in cases.items():
-        wrapped = get_peft_model(tiny.load(tiny_llama), LoraConfig(r=4, **settings))
-        wrapped.save_pretrained(folder / name)
-        refused(folder, name, experts=["amber", name])
 
 
 @pytest.mark.parametrize(
@@ -208,31 +187,11 @@ def test_weights_that_do_not_fit(folder: Path, side: str, weight: torch.Tensor, 
     refused(folder, "birch", "q_proj", word)
 
 
-def test_basis_and_combine_see_nan_without_a_check(folder: Path) -> None:
-    nan = {f"{Q}.lora_A.weight": torch.full((4, 32), float("nan"))}
-    rewrite(folder / "birch", lambda weights: weights | nan)
-    pool = Pool(folder).open()
-    with pytest.raises(UserError, match="NaN"):
-        pool.basis("model.layers.0.self_attn.q_proj")
-    with pytest.raises(UserError, match="NaN"):
-        pool.combine([0.5, 0.5])
-
-
 @pytest.mark.parametrize("kept", [0, 4, 100, -1])
 def test_a_truncated_file(folder: Path, kept: int) -> None:
     path = folder / "birch" / WEIGHTS_FILE
     path.write_bytes(path.read_bytes()[:kept])
     refused(folder, "birch", "is damaged")
-
-
-def test_a_file_without_weights(folder: Path) -> None:
-    save_file({}, folder / "birch" / WEIGHTS_FILE)
-    refused(folder, "birch", "no LoRA weights")
-
-
-def test_no_weights_at_all(folder: Path) -> None:
-    (folder / "birch" / WEIGHTS_FILE).unlink()
-    refused(folder, "birch", f"there is no {WEIGHTS_FILE}")
 
 
 def test_a_pickle_is_refused_and_never_opened(folder: Path, tmp_path: Path) -> None:
@@ -262,10 +221,6 @@ def test_an_expert_without_a_config(folder: Path) -> None:
 def test_another_base_model_than_the_others(folder: Path) -> None:
     tiny.change(folder / "birch", base_model_name_or_path="google/gemma-7b-it")
     refused(folder, "birch", "google/gemma-7b-it", "tiny-llama", str(folder / "amber"))
-
-
-def test_another_base_model_than_asked_for(folder: Path) -> None:
-    refused(folder, "amber", "tiny-llama", "google/gemma-7b-it", base="google/gemma-7b-it")
 
 
 @pytest.mark.parametrize(
@@ -326,7 +281,3 @@ def test_lists_of_experts_that_can_never_work(folder: Path, experts: Any) -> Non
 def test_settings_are_checked_at_once(settings: dict[str, Any], key: str) -> None:
     with pytest.raises(UserError, match=key):
         Pool(**settings)
-
-
-def test_the_constructor_opens_nothing() -> None:
-    assert Pool("no/such/folder", ["a", "b"]).names == []

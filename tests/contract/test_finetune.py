@@ -13,10 +13,8 @@ import searches
 import tiny
 import torch
 from finetune_runs import tune, words
-from hydra import compose, initialize_config_dir
 from safetensors.torch import save_file
 
-from swarm._util.files import conf_folder
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.errors import UserError
@@ -32,7 +30,6 @@ from swarm.finetune.trainer import (
 from swarm.pool.pool import Pool
 from swarm.runs.folder import CHECKSUMS_FILE, Record, read_state
 from swarm.runs.verdict import read_verdict, state_verdict
-from swarm.search import build_run
 
 
 @pytest.fixture(scope="module")
@@ -368,36 +365,6 @@ def test_what_cannot_be_done_is_one_line_and_writes_nothing(
         cause = cause.__cause__ or cause.__context__
     assert cause is not None and said in str(cause) and "\n" not in str(cause)
     assert not (tmp_path / "search").exists()
-
-
-def test_help_needs_no_torch() -> None:
-    code = "import sys, swarm.finetune.__main__; print({'torch', 'peft'} & set(sys.modules))"
-    out = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=searches.ROOT,
-        capture_output=True,
-        text=True,
-        env=searches.environment(),
-        check=True,
-    )
-    assert out.stdout.strip() == "set()"
-
-
-def test_a_run_without_a_test_is_said_to_be_not_compared(
-    tiny_llama: Path, tiny_pool: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for test in ("false", "true"):
-        first = searches.arguments(
-            tmp_path, tiny_llama, tiny_pool, "first", optimizer__max_iterations=1, test=test
-        )
-        with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-            run, config = build_run(compose("search", first))
-        run.search(config)
-        tune(words(tmp_path, tiny_llama, tiny_pool, "tuned", run=run.record.folder, steps=1))
-        told = capsys.readouterr().out
-        why = "Not compared with the best found: that run has no test."
-        assert (why in told.splitlines()) is (test == "false")
-        assert ("Compared to the best found of first" in told) is (test == "true")
 
 
 def test_from_a_run_it_starts_at_its_best_expert_and_is_compared_with_what_it_found(

@@ -86,10 +86,6 @@ def test_open_tells_names_modules_and_rank(tiny_pool: Path) -> None:
     assert pool.size == 2 * 4 * ((32 + 32) + (32 + 16) + (64 + 32))
 
 
-def test_experts_are_taken_in_the_order_asked_for(tiny_pool: Path) -> None:
-    assert Pool(tiny_pool, ["dune", "amber"]).open().names == ["dune", "amber"]
-
-
 @pytest.mark.parametrize("experts", [["brich"], ["amber", "brich"]])
 def test_a_misspelt_expert_is_named_with_what_is_there(experts: list[str], tiny_pool: Path) -> None:
     with pytest.raises(UserError) as caught:
@@ -103,15 +99,6 @@ def test_a_misspelt_expert_is_named_with_what_is_there(experts: list[str], tiny_
 def test_one_expert_is_no_pool(tiny_pool: Path) -> None:
     with pytest.raises(UserError, match=r"at least two .*; it contains: amber, birch, cedar, dune"):
         Pool(tiny_pool, ["birch"]).open()
-
-
-def test_hidden_folders_and_folders_without_an_adapter_are_no_experts(
-    tiny_pool: Path, tmp_path: Path
-) -> None:
-    folder = shutil.copytree(tiny_pool, tmp_path / "pool")
-    (folder / "notes").mkdir()
-    (folder / "dune").rename(folder / ".dune.old")
-    assert Pool(folder).open().names == ["amber", "birch", "cedar"]
 
 
 def test_a_mixed_pool_is_brought_to_one_shape(mixed_pool: Path) -> None:
@@ -152,14 +139,6 @@ def test_a_mixture_is_the_sum_of_the_factors(pool: Pool, tiny_llama: Path) -> No
         assert torch.allclose(b.double(), expected[module][1][:, : pool.rank], rtol=0, atol=1e-7)
 
 
-def test_combine_is_the_basis_times_the_coefficients(pool: Pool) -> None:
-    weights = torch.tensor(MIXTURE, dtype=torch.float64)
-    for module, pair in pool.combine(MIXTURE).items():
-        for factor, basis in zip(pair, pool.basis(module), strict=True):
-            expected = torch.tensordot(weights, basis.double(), 1).float()
-            assert torch.allclose(factor, expected, rtol=0, atol=1e-7)
-
-
 def test_a_saved_mixture_loads_in_peft_and_in_transformers(
     pool: Pool, tiny_llama: Path, tmp_path: Path
 ) -> None:
@@ -182,15 +161,6 @@ def test_other_families_save_and_load_too(
     assert torch.allclose(with_transformers(base, tmp_path / "best"), expected, **NEAR)
 
 
-def test_a_saved_mixture_is_an_expert_of_the_next_pool(pool: Pool, tmp_path: Path) -> None:
-    pool.save(MIXTURE, tmp_path / "first")
-    pool.save([1, 0, 0, 0], tmp_path / "second")
-    again = Pool(tmp_path).open().combine([1.0, 0.0])
-    for module, pair in pool.combine(MIXTURE).items():
-        for kept, factor in zip(again[module], pair, strict=True):
-            assert torch.allclose(kept, factor, rtol=1e-6, atol=0)
-
-
 def test_the_saved_config_of_a_mixed_pool_has_scale_one(mixed_pool: Path, tmp_path: Path) -> None:
     pool = Pool(mixed_pool).open()
     pool.save(MIXTURE, tmp_path / "best", {"iteration": 3})
@@ -207,11 +177,6 @@ def test_a_position_is_k_finite_numbers(bad: list[float], tiny_pool: Path) -> No
     with pytest.raises(UserError, match="4 finite coefficients") as caught:
         Pool(tiny_pool).open().combine(bad)
     assert str(tiny_pool) in str(caught.value)
-
-
-def test_a_pool_has_to_be_opened_first(tiny_pool: Path) -> None:
-    with pytest.raises(RuntimeError, match="is not open"):
-        Pool(tiny_pool).combine([1, 0, 0, 0])
 
 
 def test_a_pool_travels_closed(tiny_pool: Path) -> None:

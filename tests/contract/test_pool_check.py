@@ -54,9 +54,7 @@ def test_norms_and_cosines_equal_those_of_the_full_matrices(varied: Path) -> Non
     assert [one.norm for one in found.experts] == pytest.approx(norms, rel=1e-12)
     cosines = expected / np.outer(norms, norms)
     np.testing.assert_allclose(found.cosines, cosines, rtol=0, atol=1e-12)
-    # Blocks of one expert give the same sums as one block of all.
-    for size in (1, 3000, 2**30):
-        np.testing.assert_allclose(update_gram(adapters, size), expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(update_gram(adapters), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_a_varied_folder_is_searched_unchanged(

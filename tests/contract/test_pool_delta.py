@@ -151,13 +151,6 @@ def test_a_saved_position_is_exact_and_has_the_ranks_of_what_it_uses(
     )
 
 
-def test_a_position_of_nothing_is_saved_as_nothing(tiny_pool: Path, tmp_path: Path) -> None:
-    Pool(tiny_pool, space="delta").open().save([0, 0, 0, 0], tmp_path / "none")
-    assert not any(weight.any() for weight in load_file(tmp_path / "none" / WEIGHTS_FILE).values())
-    error = json.loads((tmp_path / "none" / NOTE_FILE).read_text())["reconstruction_error"]
-    assert error == {"overall": 0.0, "worst": 0.0, "worst_module": None}
-
-
 @pytest.mark.parametrize("rank", [1, 3, 8])
 def test_a_lower_rank_is_the_nearest_there_is_and_says_how_near(
     rank: int, mixed_pool: Path, tmp_path: Path
@@ -176,13 +169,6 @@ def test_a_lower_rank_is_the_nearest_there_is_and_says_how_near(
         values = torch.linalg.svdvals(delta)
         nearest = float(values[rank:].norm() / values.norm())
         assert each[module] == pytest.approx(nearest, rel=1e-5, abs=1e-6)
-
-
-def test_an_export_rank_that_is_enough_changes_nothing(tiny_pool: Path, tmp_path: Path) -> None:
-    for name, rank in (("exact", None), ("wide", 64)):
-        Pool(tiny_pool, space="delta", export_rank=rank).open().save(MIXTURE, tmp_path / name)
-    files = [load_file(tmp_path / name / WEIGHTS_FILE) for name in ("exact", "wide")]
-    assert all(torch.equal(files[0][key], files[1][key]) for key in files[0])
 
 
 def test_an_update_that_cancels_is_told_apart_from_its_rounding() -> None:
@@ -210,37 +196,6 @@ def test_pefts_cat_is_the_delta_space(tiny_pool: Path, tiny_llama: Path, tmp_pat
     assert torch.allclose(tiny.logits(loaded), tiny.logits(ours), rtol=0, atol=1e-5)
 
 
-def test_the_factor_space_has_cross_terms(tiny_pool: Path) -> None:
-    """Half and half of unrelated experts: 1/sqrt(2) away from the sum of their updates."""
-    pool = Pool(tiny_pool).open()
-    factor = {m: b.double() @ a.double() for m, (a, b) in pool.combine(HALVES).items()}
-    assert distance(factor, deltas(pool, HALVES)) == pytest.approx(0.5**0.5, abs=0.03)
-
-
-def test_the_cross_terms_of_the_experts_that_ship() -> None:
-    """The number of docs/pool.md."""
-    names = ["rooms", "roads"]
-    factor, delta = (Pool("initial_experts", names, space).open() for space in ("factor", "delta"))
-    made = [
-        {m: b.double() @ a.double() for m, (a, b) in pool.combine([0.5, 0.5]).items()}
-        for pool in (factor, delta)
-    ]
-    assert distance(*made) == pytest.approx(0.44, abs=0.005)
-
-
-@pytest.mark.parametrize(("rank", "overall", "worst"), [(4, 0.37, 0.47), (8, 0.2, 0.28)])
-def test_the_errors_of_the_experts_that_ship(
-    rank: int, overall: float, worst: float, tmp_path: Path
-) -> None:
-    """Two columns of docs/pool.md."""
-    Pool("initial_experts", space="delta", export_rank=rank).open().save(
-        [1 / 9] * 9, tmp_path / "x"
-    )
-    errors = json.loads((tmp_path / "x" / NOTE_FILE).read_text())["reconstruction_error"]
-    found = errors["overall"], errors["worst"]
-    assert found == pytest.approx((overall, worst), abs=0.005)
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -254,8 +209,3 @@ def test_wrong_settings_are_one_line(settings: dict, words: list[str], tiny_pool
     with pytest.raises(UserError) as caught:
         Pool(tiny_pool, **settings)
     assert all(word in str(caught.value) for word in words)
-
-
-def test_the_fingerprint_tells_the_spaces_apart(tiny_pool: Path) -> None:
-    prints = {Pool(tiny_pool, space=space).open().fingerprint() for space in ("factor", "delta")}
-    assert len(prints) == 2

@@ -4,16 +4,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tiny
 import torch
 from peft import PeftModel
 
-from swarm.engine.base_model import BaseModel
-from swarm.engine.hf import HFEngine
 from swarm.errors import UserError
-from swarm.models.base import Request
 from swarm.pool.adapter import NOTE_FILE
 from swarm.pool.groups import divide_modules
 from swarm.pool.pool import Pool
@@ -54,14 +50,6 @@ def test_names_of_several_families_are_divided() -> None:
         "last",
         "last",
     ]
-
-
-def test_few_layers_and_parts_make_fewer_groups() -> None:
-    attention = [name for name in LLAMA if "attn" in name]
-    assert sizes(attention, "attention_mlp") == {"all": 60}
-    assert sizes(LLAMA[:8], "thirds") == {"first": 4, "last": 4}
-    assert sizes(LLAMA[:4], "per_layer") == {"all": 4}
-    assert sizes(LLAMA[40:44] + LLAMA[:4], "per_layer") == {"layer_0": 4, "layer_10": 4}
 
 
 def test_each_module_is_a_group_with_a_readable_name() -> None:
@@ -118,22 +106,6 @@ def test_combine_uses_each_modules_own_coefficients(pool: Pool) -> None:
         assert torch.allclose(b.double() @ a.double(), expected(pool)[module], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("plan", ["merged", "stacked"])
-def test_every_plan_uses_them_too(plan: str, pool: Pool, tiny_llama: Path) -> None:
-    engine = HFEngine(plan=plan)
-    engine.check(BaseModel(str(tiny_llama)), pool)
-    engine.open(BaseModel(str(tiny_llama)), pool, "cpu")
-    request = Request("a graph of 5 nodes has", 0, (" yes", " no", " (A)"))
-    positions = np.array([MLP + ATTENTION, ATTENTION + MLP])
-    told = engine.generate(positions, [[request]] * 2)[1][0].logprobs
-    other = HFEngine()
-    other.load_base(BaseModel(str(tiny_llama)), "cpu")
-    other.set_adapters({})
-    other._model.load_state_dict(explicit(tiny_llama, pool).state_dict())
-    plain = other.generate(np.zeros((1, 0)), [[request]])[0][0].logprobs
-    assert told == pytest.approx(plain, abs=1e-4)
-
-
 def test_a_saved_position_says_its_groups_and_is_what_peft_loads(
     pool: Pool, tiny_llama: Path, tmp_path: Path
 ) -> None:
@@ -142,16 +114,6 @@ def test_a_saved_position_says_its_groups_and_is_what_peft_loads(
     assert (note["groups"], note["coefficients"]) == (["attention", "mlp"], ATTENTION + MLP)
     loaded = tiny.logits(PeftModel.from_pretrained(tiny.load(tiny_llama), tmp_path / "best"))
     assert torch.allclose(loaded, tiny.logits(explicit(tiny_llama, pool)), rtol=0, atol=1e-4)
-
-
-def test_the_same_coefficients_in_all_groups_are_the_plain_position(tiny_pool: Path) -> None:
-    plain = Pool(tiny_pool).open().combine(ATTENTION)
-    divisions = {"attention_mlp": 2, "kind": 3, "thirds": 2, "per_layer": 2, "per_module": 6}
-    for kind, count in divisions.items():
-        pool = Pool(tiny_pool, groups=kind).open()
-        assert len(pool.groups) == count
-        made = pool.combine(ATTENTION * count)
-        assert all(torch.equal(x, y) for m in plain for x, y in zip(made[m], plain[m], strict=True))
 
 
 def test_a_position_has_coefficients_for_every_group(tiny_pool: Path) -> None:

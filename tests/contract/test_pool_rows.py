@@ -2,13 +2,11 @@
 
 import pickle
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import searches
 import tiny
 import torch
 from peft import PeftModel
@@ -20,7 +18,6 @@ from swarm.merging import MERGE_NAMES
 from swarm.pool.adapter import WEIGHTS_FILE
 from swarm.pool.extra_rows import SparseRow
 from swarm.pool.pool import Pool
-from swarm.runs.folder import read_state
 
 SPACES = ("factor", "delta")
 Q = "model.layers.0.self_attn.q_proj"
@@ -88,15 +85,6 @@ def test_the_base_takes_what_the_others_leave(space: str, mixed_pool: Path, tmp_
     )
 
 
-def test_a_base_row_keeps_the_experts_own_rank(tiny_pool: Path, tmp_path: Path) -> None:
-    pool = Pool(tiny_pool, base_row=True).open()
-    pool.save(unit(pool, "birch"), tmp_path / "birch")
-    saved, given = (load_file(folder / "birch" / WEIGHTS_FILE) for folder in (tmp_path, tiny_pool))
-    for key in given:
-        scale = 2 if "lora_B" in key else 1  # alpha 8 at rank 4 is in B
-        assert torch.equal(saved[key], scale * given[key])
-
-
 @pytest.mark.parametrize("space", SPACES)
 def test_noise_is_as_long_as_the_experts_and_seeded(space: str, mixed_pool: Path) -> None:
     pools = [
@@ -128,18 +116,6 @@ def test_elites_are_the_distinct_bests_in_their_order(tiny_pool: Path, earlier: 
         found = updates(pool, unit(pool, f"elite_{number}"))
         assert all(torch.equal(found[m], d) for m, d in updates(plain, position).items())
     assert Pool(tiny_pool, elites=str(earlier), elite_count=1).open().names[4:] == ["elite_0"]
-
-
-def test_elites_of_a_wider_space_are_rows_too(tiny_pool: Path, tmp_path: Path) -> None:
-    """Personal bests of space=delta have a higher rank than the experts."""
-    delta = Pool(tiny_pool, space="delta", groups="thirds").open()
-    mixture = [0.6, 0.4, 0.0, 0.0, 0.1, 0.2, 0.3, 0.4]
-    run = run_folder(delta, tmp_path / "run", {0: (0.5, mixture)})
-    for space in SPACES:
-        pool = Pool(tiny_pool, space=space, elites=str(run)).open()
-        found = updates(pool, unit(pool, "elite_0"))
-        for module, wanted in updates(delta, mixture).items():
-            assert torch.allclose(found[module], wanted, rtol=0, atol=1e-6)
 
 
 def test_elites_that_are_none(tiny_pool: Path, tmp_path: Path) -> None:
@@ -193,24 +169,6 @@ def test_a_sparsified_expert_drops_entries_and_rescales_the_rest(
             assert torch.allclose(found, 4 * whole * left, rtol=1e-3, atol=1e-6)
             kept, entries = kept + int(left.sum()), entries + left.numel()
     assert entries > 1000 and abs(kept / entries - 0.25) < 0.03
-
-
-@pytest.mark.parametrize("space", SPACES)
-def test_sparsified_experts_are_rows_of_the_pool(space: str, mixed_pool: Path) -> None:
-    pool, again = (Pool(mixed_pool, space=space, sparse_rows=0.8).open() for _ in range(2))
-    assert pool.names == [*tiny.NAMES, *(f"sparse_{name}" for name in tiny.NAMES)]
-    found, other = (updates(one, unit(one, "sparse_birch")) for one in (pool, again))
-    assert any(delta.any() for delta in found.values())
-    assert all(torch.equal(found[module], other[module]) for module in found)
-    assert pool.fingerprint() == again.fingerprint()
-
-
-def test_a_recipe_is_made_once_a_module(tiny_pool: Path) -> None:
-    pool = Pool(tiny_pool, recipes=["dare_ties"]).open()
-    row = pool._require_basis().rows[-1]
-    assert all(
-        one is two for one, two in zip(row.load_factors(Q), row.load_factors(Q), strict=True)
-    )
 
 
 @pytest.mark.parametrize("kind", ["tiny_pool", "mixed_pool"])
@@ -314,51 +272,3 @@ def test_wrong_settings_are_one_line(settings: dict[str, Any], word: str, tiny_p
     with pytest.raises(UserError) as caught:
         Pool(tiny_pool, **settings)
     assert word in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_open_stays_quick_and_without_torch(tiny_pool: Path) -> None:
-    began = time.monotonic()
-    Pool("initial_experts", noise_rows=3, recipes=["ties"], base_row=True).open()
-    assert time.monotonic() - began < 5
-
-
-def test_a_search_outside_the_hull_and_one_from_its_bests(
-    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
-) -> None:
-    """Groups, base, noise and recipes in one search; its personal bests are the next one's rows."""
-    common: dict[str, Any] = {"optimizer__max_iterations": 2, "optimizer__particles": 8}
-    first = searches.arguments(
-        tmp_path,
-        tiny_llama,
-        tiny_pool,
-        "first",
-        pool__space="delta",
-        pool__base_row="true",
-        pool__groups="attention_mlp",
-        pool__noise_rows=1,
-        pool__recipes="[ties]",
-        **common,
-    )
-    done = searches.run(first)
-    assert done.returncode == 0, done.stderr
-    folder = tmp_path / "search" / "first"
-    state = read_state(folder)
-    assert state["experts"] == [*tiny.NAMES, "base", "noise_0", "ties"]
-    assert state["groups"] == ["attention", "mlp"]
-    positions = np.array(state["rounds"][0]["positions"])
-    assert np.array_equal(positions[:7], np.tile(np.eye(7), 2))
-    PeftModel.from_pretrained(tiny.load(tiny_llama), folder / "global_best")
-    second = searches.arguments(
-        tmp_path,
-        tiny_llama,
-        tiny_pool,
-        "second",
-        pool__elites=folder,
-        pool__elite_count=2,
-        pool__experts="[amber,birch]",
-        **common,
-    )
-    done = searches.run(second)
-    assert done.returncode == 0, done.stderr
-    state = read_state(tmp_path / "search" / "second")
-    assert state["experts"] == ["amber", "birch", "elite_0", "elite_1"]

@@ -1,4 +1,4 @@
-"""What PSO-Merging, MERGEvolve, EvoGM and AdaMerging do beyond the contract of optimizers."""
+"""What EvoGM and AdaMerging do beyond the contract of optimizers, and searches of rivals."""
 
 import json
 import math
@@ -14,12 +14,9 @@ import test_gradient
 import tiny
 import torch
 
-from swarm.errors import UserError
 from swarm.models.base import Example
 from swarm.optimizers.adamerging import AdaMerging
 from swarm.optimizers.evogm import EvolutionaryGenerator, GeneratorPair
-from swarm.optimizers.mergevolve import MergeEvolve
-from swarm.optimizers.pso_merging import PSOMerging
 from swarm.runs.folder import read_state
 
 TARGET = np.array([0.7, -0.4, 0.6])
@@ -38,85 +35,6 @@ def step(optimizer, objective=bowl) -> np.ndarray:
     rows = optimizer.ask()
     optimizer.tell(np.where(optimizer.evaluate, objective(rows), np.nan))
     return rows
-
-
-def test_pso_merging_begins_with_the_rows_of_the_pool_and_the_base() -> None:
-    np.testing.assert_array_equal(begun(PSOMerging()).ask(), np.vstack([np.eye(3), np.zeros(3)]))
-    np.testing.assert_array_equal(begun(PSOMerging(base=False)).ask(), np.eye(3))
-    more = begun(PSOMerging(particles=6)).ask()
-    np.testing.assert_array_equal(more[:4], np.vstack([np.eye(3), np.zeros(3)]))
-    np.testing.assert_allclose(more[4:].sum(axis=1), 1.0)
-
-
-def test_pso_merging_moves_by_its_equation() -> None:
-    swarm = begun(PSOMerging())
-    swarm.ask()
-    swarm.tell(np.array([0.1, 0.5, 0.3, 0.2]))
-    first = swarm.ask()
-    assert list(swarm.evaluate) == [True, False, True, True]  # the best has nowhere to go
-    start = np.vstack([np.eye(3), np.zeros(3)])
-    # Without a velocity each goes towards the best alone, at most twice as far as it is away.
-    shares = [(new - old)[1] for new, old in zip(first, start, strict=True)]
-    for new, old, share in zip(first, start, shares, strict=True):
-        np.testing.assert_allclose(new - old, share * (start[1] - old))
-        assert 0 <= share <= 2
-    swarm.tell(np.array([0.6, np.nan, 0.0, np.nan]))
-    velocity, second = first - start, swarm.ask()
-    # Particle 0 is the best and its own best, so that it goes on by inertia alone.
-    np.testing.assert_allclose(second[0], first[0] + 0.2 * velocity[0])
-    # The best before had no velocity and is its own best, so that it goes towards particle 0.
-    moved, towards = second[1] - first[1], first[0] - first[1]
-    np.testing.assert_allclose(moved, moved @ towards / (towards @ towards) * towards)
-
-
-def test_groups_of_pso_merging_move_apart() -> None:
-    swarm = begun(PSOMerging(), groups=2)
-    step(swarm, lambda rows: rows[:, 0])
-    moved = (swarm.ask() - np.vstack([np.tile(np.eye(3), 2), np.zeros(6)]))[1].reshape(2, 3)
-    shares = moved[:, 0]
-    assert shares[0] != shares[1]
-    np.testing.assert_allclose(moved, shares[:, None] * np.array([1.0, -1.0, 0.0]))
-
-
-@pytest.mark.parametrize("utilities", [[0.2, 0.5, 0.3], [0.4, 0.4, 0.4], [np.nan, 0.5, 0.3]])
-def test_mergevolve_begins_with_a_softmax_of_z_scores(utilities: list[float]) -> None:
-    search = begun(MergeEvolve(tau=0.5, samples=2))
-    search.ask()
-    search.tell(np.array(utilities))
-    u = np.array(utilities)
-    z = (u - np.nanmean(u)) / (np.nanstd(u) or 1.0)
-    weights = np.where(np.isnan(u), 0.0, np.exp(z / 0.5))
-    np.testing.assert_allclose(search.ask()[0], weights / weights.sum())
-
-
-def test_mergevolve_steps_along_the_ranked_noise() -> None:
-    search = begun(MergeEvolve(samples=4, sigma=0.2, alpha=0.3))
-    step(search)
-    rows = search.ask()
-    theta, noise = rows[0], (rows[1:] - rows[0]) / 0.2
-    assert len(rows) == 5 and 0.2 < noise.std() < 2
-    search.tell(np.array([9.0, 0.1, 0.4, np.nan, 0.2]))  # theta's own utility moves nothing
-    # log(3 / 2 + 1) - log k of the three ranks, at least 0, normalised, less a third.
-    raw = np.maximum(0, np.log(2.5) - np.log([3, 1, 2]))
-    weights = raw / raw.sum() - 1 / 3
-    wanted = theta + 0.3 / (0.2 * 3) * weights @ noise[[0, 1, 3]]
-    np.testing.assert_allclose(search.ask()[0], wanted)
-
-
-def test_mergevolve_leaves_the_convex_hull() -> None:
-    search = begun(MergeEvolve(max_iterations=40))
-    while search.stop_reason() is None:
-        rows = step(search)
-    assert bowl(rows).max() > bowl(np.eye(3)).max() / 20
-    assert rows[:, 1].mean() < 0
-
-
-def test_mergevolve_merges_the_first_rows_alone() -> None:
-    search = begun(MergeEvolve(merged=2))
-    step(search)
-    assert search.ask()[0][2] == 0 and search.ask()[0].sum() == pytest.approx(1)
-    with pytest.raises(UserError, match=r"optimizer.merged=4: must be at most 3"):
-        begun(MergeEvolve(merged=4))
 
 
 def test_training_leads_losers_to_winners_and_back() -> None:
@@ -201,15 +119,6 @@ def test_adamerging_takes_the_steps_of_torchs_adam_through_a_clamp() -> None:
     assert list(search.evaluate) == [False, False, False, True]
     search.tell(np.zeros(4))
     assert descended(search, lambda x: slope) != items
-
-
-def test_adamerging_without_a_row_of_its_own_begins_with_the_experts() -> None:
-    search = begun(AdaMerging(particles=3, steps=1))
-    np.testing.assert_array_equal(search.ask(), np.eye(3))
-    search.tell(np.zeros(3))
-    descended(search, lambda x: np.ones(3))
-    np.testing.assert_allclose(search.ask()[2], np.full(3, 0.299), atol=1e-6)
-    assert list(search.evaluate) == [False, False, True]
 
 
 UNLABELLED = [replace(example, unlabelled=True) for example in test_gradient.EXAMPLES]

@@ -30,7 +30,7 @@ from swarm.pool.prompt_router import PromptRouter, fit_router, read_router
 from swarm.registry.local_models import LocalModels, RoutedModel
 from swarm.report.paired_comparison import PairedComparison
 from swarm.report.sections import configuration_section
-from swarm.runs.folder import RunFolder, RunRecord, verify_run_file
+from swarm.runs.folder import RunFolder, RunRecord
 from swarm.tasks.base import Score
 from swarm.tasks.exact_match import ExactMatch
 from tests.helpers import searches
@@ -471,18 +471,6 @@ def assert_snippet_loads_the_adapter_of_a_prompt(
     assert chosen == [router.names[route] for route in router.assign(texts)]
 
 
-def test_a_killed_search_with_routes_ends_alike(
-    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
-) -> None:
-    whole = command(tmp_path, tiny_llama, tiny_pool, "whole", test="false", baselines="[]")
-    assert searches.run(whole).returncode == 0
-    killed = command(tmp_path, tiny_llama, tiny_pool, "killed", test="false", baselines="[]")
-    kills = searches.run_killed(killed, tmp_path / "search" / "killed", few=True)
-    assert kills
-    first, second = (tmp_path / "search" / name for name in ("whole", "killed"))
-    assert searches.differences(first, second) == []
-
-
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
@@ -517,41 +505,6 @@ def test_these_searches_have_one_route(
     assert RunFolder(tmp_path / "search" / "run").config["pool"]["routes"] == 1
 
 
-def test_other_optimizers_have_the_routes_that_are_asked_for(
-    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
-) -> None:
-    words = searches.arguments(
-        tmp_path,
-        tiny_llama,
-        tiny_pool,
-        optimizer="random",
-        pool__space="delta",
-        pool__routes=2,
-        optimizer__max_iterations=1,
-        test="false",
-    )
-    words = [word for word in words if not word.startswith("task")]
-    task = ["task=nlgraph_mini", f"task.file={task_file(tmp_path)}", "task.max_new_tokens=4"]
-    done = searches.run([*words, *task])
-    assert done.returncode == 0, done.stderr
-    run = RunFolder(tmp_path / "search" / "run")
-    assert len(run.groups) == 2 and run.positions.shape[2] == 2 * len(run.experts)
-
-
-def test_the_default_is_one_adapter_for_prompts_of_all_kinds(
-    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
-) -> None:
-    words = command(tmp_path, tiny_llama, tiny_pool, optimizer__max_iterations=1, ensemble=0)
-    done = searches.run([word for word in words if not word.startswith("pool.routes")])
-    assert done.returncode == 0, done.stderr
-    folder = tmp_path / "search" / "run"
-    assert RunFolder(folder).config["pool"]["routes"] == 1
-    assert [*(folder / "global_best").glob("**/adapter_config.json")] == [
-        folder / "global_best" / "adapter_config.json"
-    ]
-    PeftModel.from_pretrained(tiny.load(tiny_llama), folder / "global_best")
-
-
 def test_a_route_without_dev_items_is_left_out() -> None:
     """A stored router, and dev items of some of its kinds."""
     routes = np.array([0, 0, 2])
@@ -562,29 +515,6 @@ def test_a_route_without_dev_items_is_left_out() -> None:
     known = EvaluatedPositions(RunRecord(Path("nothing")), routes, 4)
     known.add_iteration(0, [[1.0, 2.0, 3.0, 4.0]], [0.5])
     assert [1.0, 9.0, 3.0, 9.0] in known and [1.0, 2.0, 9.0, 4.0] not in known
-
-
-def test_weights_of_routes_have_checksums(
-    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
-) -> None:
-    words = command(tmp_path, tiny_llama, tiny_pool, test="false", baselines="[]", budget=21 * 5)
-    done = searches.run(words)
-    assert done.returncode == 0, done.stderr
-    folder = tmp_path / "search" / "run"
-    run = RunFolder(folder)
-    # The budget allows experts and soup alone; the best of each route is free.
-    assert len(run.rounds) == 2 and run.rounds[1]["prompts_scored"] == 0
-    composed = len(run.rounds[0]["positions"]) - 1
-    found = read_routed_adapter(folder / f"particle_{composed}" / "personal_best")
-    assert found
-    weights = found[1][0] / "adapter_model.safetensors"
-    before = weights.read_bytes()
-    weights.write_bytes(before[:-1])
-    with pytest.raises(UserError, match="is damaged or missing"):
-        verify_run_file(weights)
-    again = searches.run(words)
-    assert again.returncode == 0 and "damaged or missing, now rebuilt" in again.stderr
-    assert weights.read_bytes() == before
 
 
 def test_a_number_of_routes_needs_a_search(tiny_pool: Path) -> None:

@@ -1,16 +1,22 @@
-"""Optimizers as their yaml has them that take long or need torch, and the journal of each."""
+"""Optimizers that take long or need torch or Optuna, and the record of each one's state."""
 
+import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import searches
 import test_optimizers as contract
 from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 
 from swarm._util.files import conf_folder, encode_json
+from swarm.errors import UserError
+from swarm.optimizers.bayes import BayesianSearch
 from swarm.runs.folder import apply_difference, difference
 
 SLOW = [file for file in contract.FILES if contract.claims(file).slow]
@@ -28,6 +34,31 @@ each_slow = pytest.mark.parametrize("file", SLOW, ids=[file.stem for file in SLO
 )
 def test_the_slow_keep_the_contract(test: Any, file: Path) -> None:
     test(file)
+
+
+EVOGM = next(file for file in SLOW if file.stem == "evogm")
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        contract.test_ask,
+        contract.test_the_seed_decides,
+        contract.test_a_lost_evaluation_is_no_more_than_that,
+        contract.test_says_how_many_iterations_it_takes_at_most,
+        contract.test_refuses_the_state_of_other_groups,
+        contract.test_the_yaml_has_the_defaults_of_the_class,
+        contract.test_refuses_the_state_of_another,
+        contract.test_is_told_once_an_ask,
+    ],
+)
+def test_evogm_keeps_the_contract(test: Any) -> None:
+    test(EVOGM)
+
+
+@pytest.mark.parametrize("groups", [1, contract.GROUPS])
+def test_evogm_goes_on_from_its_state(groups: int) -> None:
+    contract.go_on(EVOGM, quick=True, groups=groups)
 
 
 @pytest.mark.parametrize("name", ["bayes", "bayes_free", "auto"])
@@ -71,3 +102,73 @@ def test_every_optimizers_state_is_in_its_differences(name: str) -> None:
             break
     if len(sizes) == 24:
         assert max(sizes[-3:]) < 1.5 * max(sizes[:12]), sizes
+
+
+TARGET = np.array([0.5, 0.3, 0.2, 0.0])
+
+
+def bowl(rows: np.ndarray) -> np.ndarray:
+    return -((rows - TARGET) ** 2).sum(axis=1)
+
+
+def step(optimizer: Any, objective: Any = bowl) -> np.ndarray:
+    rows: np.ndarray = optimizer.ask()
+    optimizer.tell(np.where(optimizer.evaluate, objective(rows), np.nan))
+    return rows
+
+
+def begun(optimizer: Any, experts: int = 4, seed: int = 0) -> Any:
+    optimizer.start(experts, seed)
+    return optimizer
+
+
+def test_bayes_learns_and_asks_in_turn() -> None:
+    search = begun(BayesianSearch(sampler="tpe", particles=6, batch=4, max_iterations=30))
+    best, first = [], None
+    for turn in ([0, 1, 2, 3, 4, 5], [0, 1, 2, 3], [0, 1, 4, 5], [2, 3, 4, 5]):
+        best.append(bowl(step(search)).max())
+        assert list(np.flatnonzero(search.evaluate)) == turn
+    while search.stop_reason() is None:
+        rows = step(search)
+        first = bowl(rows[search.evaluate]).mean() if first is None else first
+    assert bowl(rows[search.evaluate]).mean() > first
+    assert len(search.rows) == 6 + 30 * 4
+
+
+def test_the_gaussian_process_finds_a_bowl_in_forty_scores() -> None:
+    search = begun(BayesianSearch(max_iterations=7))
+    while search.stop_reason() is None:
+        step(search)
+    assert search.utilities.max() > bowl(np.eye(4)).max() / 50
+
+
+@pytest.mark.parametrize("utility", [np.nan, 0.0, 1.0])
+def test_the_gaussian_process_bears_that_nothing_differs(utility: float) -> None:
+    search = begun(BayesianSearch(max_iterations=3), experts=2)
+    while search.stop_reason() is None:
+        assert np.isfinite(step(search, lambda rows: np.full(len(rows), utility))).all()
+
+
+def test_no_package_is_imported_before_it_is_used() -> None:
+    modules = sorted((searches.ROOT / "swarm" / "optimizers").glob("[a-z]*.py"))
+    names = ", ".join(f"swarm.optimizers.{path.stem}" for path in modules)
+    heavy = {"cmaes", "optuna", "pymoo", "scipy", "torch"}
+    code = f"import sys, {names}; print({heavy} & {{*sys.modules}})"
+    out = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=searches.ROOT,
+        capture_output=True,
+        text=True,
+        env=searches.environment(),
+        check=True,
+    )
+    assert out.stdout.strip() == "set()"
+
+
+def test_without_the_package_it_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    hidden = lambda name: None if name == "greenlet" else real(name)  # noqa: E731
+    monkeypatch.setattr("swarm.optimizers.bayes.find_spec", hidden)
+    with pytest.raises(UserError, match=r"needs the package greenlet: pip install .*\[bayes\]"):
+        begun(BayesianSearch())
+    assert len(begun(BayesianSearch(sampler="tpe")).ask()) == 4

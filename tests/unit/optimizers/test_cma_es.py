@@ -26,15 +26,6 @@ def test_the_experts_are_as_typical_as_draws_of_the_first_distribution() -> None
     np.testing.assert_allclose(rows.sum(axis=1), 1.0, atol=1e-12)
 
 
-def test_it_learns_from_the_experts() -> None:
-    means = []
-    for wanted in (0, 3):
-        search = begun()
-        search.tell(search.ask()[:, wanted])
-        means.append(search.ask().mean(axis=0))
-    assert means[0][0] > means[1][0] and means[1][3] > means[0][3]
-
-
 def test_what_was_lost_is_drawn_again_before_the_next_generation() -> None:
     search = begun(particles=8)
     lost = np.zeros(8)
@@ -94,15 +85,6 @@ def test_only_ranks_count() -> None:
         other.tell(np.exp(5 * utility) - 7)
 
 
-@pytest.mark.parametrize("kind", [CMAES, LoraHub])
-def test_it_bears_a_plateau_for_long(kind: type[CMAES]) -> None:
-    search = begun(kind, max_iterations=400, restart=False)
-    while search.stop_reason() is None:
-        rows = search.ask()
-        assert np.isfinite(rows).all()
-        search.tell(np.where(search.evaluate, np.zeros(len(rows)), np.nan))
-
-
 def test_lorahub_begins_at_zero_and_does_not_learn_from_the_experts() -> None:
     search = begun(LoraHub)
     rows = search.ask()
@@ -136,13 +118,6 @@ def test_the_nearest_position_is_the_nearest() -> None:
     for row in random.normal(size=(20, 4)):
         nearest = region.project(row[None])[0]
         assert ((row - nearest) ** 2).sum() <= ((row - inside) ** 2).sum(axis=1).min() + 1e-12
-
-
-def test_the_nearest_position_of_groups_is_that_of_each() -> None:
-    rows = np.random.default_rng(0).normal(size=(20, 3, 4))
-    one, three = CoefficientBounds(4, -0.2, 1.0), CoefficientBounds(4, -0.2, 1.0, groups=3)
-    apart = np.stack([one.project(rows[:, group]) for group in range(3)], axis=1)
-    np.testing.assert_array_equal(three.project(rows.reshape(20, 12)), apart.reshape(20, 12))
 
 
 @pytest.mark.parametrize("groups", [1, 3])

@@ -11,7 +11,6 @@ from swarm.optimizers.bayes import BayesianSearch
 from swarm.optimizers.cma_es import CMAES
 from swarm.optimizers.de import DifferentialEvolution
 from swarm.optimizers.nes import NaturalEvolution
-from swarm.optimizers.random_search import RandomSearch
 from swarm.optimizers.static_merges import static_start_positions, utility_start_positions
 
 UTILITIES = np.array([0.2, 0.5, np.nan, 0.4, 0.3])
@@ -87,17 +86,6 @@ def test_it_begins_with_the_recipes_and_goes_on_from_the_best(options: dict[str,
     assert len(seen) <= 3 * len(optimizer.evaluate)
 
 
-def test_a_step_beyond_the_start_is_around_the_best_recipe() -> None:
-    for kind in (CMAES, NaturalEvolution):
-        optimizer = made(kind, particles=60, sum_to_one=False)
-        step(optimizer, lambda rows: -np.abs(rows.sum(axis=1) - 2.25))  # task arithmetic 0.3 x 1.5
-        while optimizer.ask() is not None and optimizer.is_starting:
-            step(optimizer, lambda rows: -np.abs(rows.sum(axis=1) - 2.25))
-        rows = optimizer.ask()[optimizer.evaluate]
-        np.testing.assert_allclose(rows.mean(axis=0), 0.45, atol=0.06)
-        assert 0.06 < rows.std() < 0.14
-
-
 def test_scales_need_free_sums() -> None:
     with pytest.raises(UserError, match=r"optimizer.start_scales=\[1.5\]: .*sum_to_one=false"):
         CMAES(start_scales=[1.5])
@@ -170,9 +158,3 @@ def test_differential_evolution_begins_with_scaled_recipes_where_sums_are_free()
     for _ in range(20):
         step(search, lambda rows: -np.abs(rows.sum(axis=1) - 1.7))
     np.testing.assert_allclose(search.members.sum(axis=1), 1.7, atol=0.2)
-
-
-def test_random_search_draws_the_sum_where_it_is_free() -> None:
-    search = made(RandomSearch, particles=500, sum_to_one=False, greatest_sum=3.0)
-    sums = search.ask()[5:].sum(axis=1)
-    assert 0 < sums.min() < 0.1 and 2.9 < sums.max() < 3.0

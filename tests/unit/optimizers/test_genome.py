@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from swarm.optimizers.genome import Genome, rank_fitness
+from swarm.optimizers.genome import Genome
 
 TARGET = np.array([0.5, 0.3, 0.2, 0.0])
 
@@ -42,15 +42,6 @@ def test_every_member_has_the_score_of_where_it_is() -> None:
         np.testing.assert_allclose(genome.utilities, bowl(genome.members), atol=1e-15)
         np.testing.assert_allclose(genome.own_utilities, bowl(genome.own_positions), atol=1e-15)
         assert (genome.own_utilities >= genome.utilities).all()
-
-
-def test_an_own_best_does_not_move_along() -> None:
-    genome = begun(step_length=2.0, step_length_factor=1.0, repel=1.0)
-    apart = 0
-    for _ in range(6):
-        step(genome)
-        apart += int((genome.own_positions != genome.members).any(axis=1).sum())
-    assert apart > 0
 
 
 def test_asks_are_succession_and_offspring_by_turns() -> None:
@@ -93,19 +84,3 @@ def test_only_ranks_count(scale) -> None:
         step(one)
         step(other, lambda rows: scale(bowl(rows)))
         np.testing.assert_array_equal(one.ask(), other.ask())
-
-
-def test_ranks() -> None:
-    utilities = np.array([0.2, np.nan, 0.5, 0.2, -1.0])
-    np.testing.assert_array_equal(rank_fitness(utilities), [2.5, 1.0, 4.0, 2.5, 1.0])
-    np.testing.assert_array_equal(rank_fitness(np.full(3, np.nan)), [1.0, 1.0, 1.0])
-
-
-def test_a_lost_evaluation_leaves_a_member_where_it_was() -> None:
-    genome = begun()
-    step(genome)
-    before = genome.members
-    step(genome, lambda rows: np.full(len(rows), np.nan))
-    np.testing.assert_array_equal(genome.members, before)
-    step(genome, lambda rows: np.full(len(rows), np.nan))
-    assert {tuple(row) for row in genome.members} <= {tuple(row) for row in before}

@@ -1,6 +1,5 @@
 """The particle swarm against the textbook on explicit vectors, and each of its options."""
 
-import json
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -8,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
@@ -215,25 +213,6 @@ def test_a_stray_particle_restarts_and_then_rests() -> None:
     assert restarts(restart=False) == []
 
 
-@pytest.mark.parametrize(("fraction", "first"), [(0.5, 5), (0.67, 7)])
-def test_the_original_codes_restart_after_four_and_six_iterations(
-    fraction: float, first: int
-) -> None:
-    swarm = begun(**CODE | {"particles": 6, "restart_patience": fraction})
-    for iteration in range(first + 1):
-        play(swarm, lambda _: 0.0, 1)
-        assert swarm.restarted.all() == (iteration == first)
-
-
-def test_a_restarted_particle_leaves_its_best_with_what_the_others_say() -> None:
-    swarm = begun(cognitive=0.0, repel=0.0, inertia=1.0, weight_randomness=False)
-    play(swarm, lambda s: np.where(np.arange(6) == 0, 1.0, 0.0), 6)
-    home, step = swarm.personal_positions, swarm.current_step_length
-    swarm.ask()
-    pull = 0.4 / 1.4 * (np.eye(4)[0] - home)
-    np.testing.assert_allclose(swarm.positions, home + step * pull, atol=1e-15)
-
-
 def iterations_until_done(improvements: set[int], **options: Any) -> int:
     swarm, value = begun(**options), 0.0
     while swarm.stop_reason() is None:
@@ -248,19 +227,6 @@ def test_patience(code: bool, after: int) -> None:
     for last in (1, 4, 9):
         assert iterations_until_done({last}, reference_code=code) == last + after
         assert iterations_until_done(set(range(1, last + 1)), reference_code=code) == last + after
-
-
-def test_reasons() -> None:
-    swarm = begun(max_iterations=3)
-    assert swarm.stop_reason() is None
-    play(swarm, bowl, 3)
-    swarm.ask()
-    assert swarm.stop_reason() is None  # the last iteration still waits for its utilities
-    play(swarm, bowl, 1)
-    assert swarm.stop_reason() == "3 iterations done"
-    stale = begun(patience=2)
-    play(stale, lambda _: 1.0, 3)
-    assert stale.stop_reason() == "no new global best in 2 iterations"
 
 
 def test_the_step_shrinks_once_an_iteration_to_its_floor() -> None:
@@ -319,53 +285,6 @@ def test_a_first_utility_may_be_missing() -> None:
     assert swarm.worst_utility == -100
 
 
-def test_what_is_not_finite_is_not_measured() -> None:
-    swarm = begun()
-    play(swarm, lambda _: [np.inf, -np.inf, np.nan, 1, 2, 3], 1)
-    assert (swarm.best_utility, swarm.worst_utility) == (3, 1)
-
-
-def test_nothing_ever_measured() -> None:
-    swarm = begun()
-    while swarm.stop_reason() is None:
-        assert np.isfinite(swarm.ask()).all()
-        swarm.tell(np.full(6, np.nan))
-        json.dumps(swarm.state_dict(), allow_nan=False)
-    assert swarm.best_utility is None and swarm.worst_position is None
-    assert swarm.stop_reason() == "50 iterations done"
-
-
-def test_going_on_from_any_state_is_the_same_search() -> None:
-    options: dict[str, Any] = {"drop_particle": 0.2, "drop_iteration": 0.1, "patience": 40}
-
-    def one(swarm: MemeticSwarm) -> tuple[list, list]:
-        swarm.ask()
-        waiting = json.loads(json.dumps(swarm.state_dict(), allow_nan=False))
-        swarm.tell(np.where(swarm.evaluate, bowl(swarm), np.nan))
-        return waiting, json.loads(json.dumps(swarm.state_dict(), allow_nan=False))
-
-    straight = begun(**options)
-    trace = [one(straight) for _ in range(40)]
-    for index, states in enumerate(trace[:-1]):
-        for skipped, state in zip((0, 1), states, strict=True):
-            resumed = MemeticSwarm(**{"particles": 6, **options})
-            resumed.load_state_dict(state)
-            assert resumed.state_dict() == state
-            ahead = [one(resumed) for _ in range(min(3, 39 - index))]
-            assert ahead == trace[index + skipped : index + skipped + len(ahead)]
-    assert len(json.dumps(straight.state_dict())) < 10_000
-
-
-def test_a_personal_best_stays_where_it_was_found() -> None:
-    swarm = begun(particles=4)
-    play(swarm, bowl, 1)
-    play(swarm, lambda _: -100.0, 8)
-    np.testing.assert_array_equal(swarm.personal_positions, np.eye(4))
-    assert (swarm.positions != swarm.personal_positions).any(axis=1).all()
-    with pytest.raises(ValueError, match="read-only"):
-        swarm.ask()[0, 0] = 2.0
-
-
 def test_draws_depend_on_nothing_but_their_four_numbers() -> None:
     seen = {
         random_streams.counter_rng(*numbers).random()
@@ -377,24 +296,6 @@ def test_draws_depend_on_nothing_but_their_four_numbers() -> None:
         random_streams.counter_rng(-1, 2, 3, 4).random()
         == random_streams.counter_rng(-1, 2, 3, 4).random()
     )
-
-
-def test_a_seed_is_a_search() -> None:
-    def trace(seed: int) -> list:
-        swarm = begun(seed=seed)
-        play(swarm, bowl, 10)
-        return swarm.positions.tolist()
-
-    assert trace(5) == trace(5) != trace(6)
-
-
-def test_without_randomness_a_step_is_the_formula() -> None:
-    swarm = begun(weight_randomness=False, starting_velocity="zero", particles=4)
-    play(swarm, lambda _: [1.0, 0.5, 0.7, 0.2], 1)
-    x = swarm.ask()
-    expert = np.eye(4)
-    one = expert[1] + 0.5 * (0.4 * (expert[0] - expert[1]) + 0.05 * (expert[1] - expert[3])) / 0.95
-    np.testing.assert_allclose(x[1], one, atol=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -464,16 +365,3 @@ def test_the_files_name_every_option() -> None:
     assert names == set(PAPER) == set(CODE)
     document = (CONF.parent / "docs" / "pso.md").read_text()
     assert not [name for name in names if f"`{name}`" not in document]
-
-
-@pytest.mark.parametrize("name", ["paper", "reference_code"])
-def test_the_experiments_build(name: str, tmp_path: Path) -> None:
-    expected = {"paper": PAPER, "reference_code": CODE}[name]
-    (tmp_path / "root.yaml").write_text(
-        f"defaults:\n  - optimizer: pso\n  - _self_\n  - experiment: null\n"
-        f"hydra:\n  searchpath: ['file://{CONF}']\n"
-    )
-    with initialize_config_dir(str(tmp_path), version_base=None):
-        config = compose("root", [f"experiment={name}", "optimizer.patience=7"])
-    swarm = instantiate(config.optimizer)
-    assert {key: getattr(swarm, key) for key in expected} == expected | {"patience": 7}

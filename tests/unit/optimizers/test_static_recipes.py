@@ -2,17 +2,13 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from zlib import crc32
 
 import numpy as np
 import pytest
-import searches
 
 from swarm.errors import UserError
 from swarm.optimizers.static_merges import StaticMerges
-from swarm.pool.pool import Pool
-from swarm.runs.folder import RunFolder, read_state
 
 NAMES = ["amber", "birch", "cedar", "dune", "elm"]
 Utility = Callable[[np.ndarray], float]
@@ -99,15 +95,6 @@ def test_lost_experts_are_in_no_soup_that_goes_by_utility() -> None:
     }
 
 
-def test_every_position_is_wanted_once_and_all_asks_are_as_long() -> None:
-    optimizer = StaticMerges(particles=20)
-    rows = asked(optimizer, noise(0))
-    np.testing.assert_array_equal(rows, optimizer.rows)
-    assert len(optimizer.ask()) == 20 and len(optimizer.labels) == len(optimizer.utilities)
-    few = StaticMerges(particles=5)
-    assert len(asked(few, noise(0))) == len(rows)
-
-
 def test_only_the_first_rows_are_merged() -> None:
     optimizer = StaticMerges(among=3)
     asked(optimizer, lambda row: row[4])
@@ -138,53 +125,3 @@ def test_a_position_has_a_name() -> None:
             "greedy soup",
         ]
     )
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"lambdas": "0.3"}, "optimizer.lambdas='0.3': must be a list"),
-        ({"lambdas": [0.3, 0]}, "optimizer.lambdas=0: must be a number above 0"),
-        ({"among": 1}, "optimizer.among=1: must be an integer, 2 or more"),
-    ],
-)
-def test_says_what_is_wrong(options: dict[str, object], words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        StaticMerges(**options)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("space", ["factor", "delta"])
-def test_a_real_search_with_merges_in_the_pool(
-    space: str, tmp_path: Path, tiny_llama: Path, tiny_pool: Path
-) -> None:
-    made = ["ties", "dare_linear", "dare_ties", "slerp", "model_stock"]
-    command = searches.arguments(
-        tmp_path,
-        tiny_llama,
-        tiny_pool,
-        optimizer="recipes",
-        optimizer__particles="null",
-        optimizer__max_iterations=9,
-        optimizer__among=4,
-        pool__space=space,
-        test="false",
-        pool__recipes=f"[{','.join(made)}]",
-    )
-    result = searches.run(command)
-    assert result.returncode == 0, result.stderr
-    state = read_state(tmp_path / "search" / "run")
-    names = state["experts"]
-    assert names == [*NAMES[:4], *made]
-    assert state["finished"].startswith("every recipe is scored; the greedy soup took ")
-    rounds = state["rounds"]
-    assert len(rounds) == 4 and {len(entry["positions"]) for entry in rounds} == {9 + 1 + 3}
-    assert None not in rounds[0]["utilities"]
-    run = RunFolder(tmp_path / "search" / "run")
-    assert run.position_label((0, 4)) == "expert" and run.position_label((0, 9)) == "uniform soup"
-    pool = Pool(tiny_pool, space=space, recipes=made).open()
-    ways = [pool.combine(row) for row in rounds[0]["positions"][:9]]
-    module = next(iter(pool.modules))
-    for i, (a, b) in enumerate(way[module] for way in ways):
-        assert all((b @ a - d @ c).norm() > 1e-3 for c, d in (w[module] for w in ways[:i]))
-    best = tmp_path / "search" / "run" / "global_best" / "adapter_model.safetensors"
-    assert best.is_file()

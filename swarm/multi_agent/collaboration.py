@@ -124,6 +124,43 @@ class RequestContext(Generic[S]):
         self._left_out = max(self._left_out, left_out)
         return turns
 
+    def write_prompt(self, write: Callable[[Messages], Messages]) -> str | Messages:
+        """Apply `write_within_context`; a text to which nothing is added stays a text."""
+        prompt, written = self.request.prompt, self.write_within_context(write)
+        same = isinstance(prompt, str) and written == prompt_to_messages(prompt)
+        return prompt if same else written
+
+    def build_request(
+        self, slot: AgentSpec, prompt: str | Messages, default_max_tokens: int | None, **asked: Any
+    ) -> Request:
+        """Build a request for an agent; `default_max_tokens` applies if it has no limit."""
+        return replace(
+            self.request,
+            prompt=prompt,
+            max_new_tokens=slot.max_tokens or default_max_tokens,
+            temperature=self.request.temperature if slot.temperature is None else slot.temperature,
+            timeout=self.time_left(slot),
+            **asked,
+        )
+
+    def check_quorum(
+        self, answers: Sequence[AgentAnswer], quorum: int, place: str, noun: str
+    ) -> None:
+        """Warn about the failed answers of a round.
+
+        Raises:
+            UserError: Fewer than `quorum` have succeeded.
+        """
+        missing = failure_reasons(answers)
+        answered = sum(not answer.error for answer in answers)
+        if answered < quorum:
+            raise UserError(
+                f"{place}: {answered} of {len(answers)} {noun} answered and quorum is {quorum}: "
+                f"{'; '.join(missing)}"
+            )
+        for reason in missing:
+            self.add_warning(f"{place}: {reason}")
+
     def time_left(self, slot: AgentSpec) -> float | None:
         """Return the seconds for a call: the agent's timeout, or the request's remaining time."""
         if self.request.timeout is None:
@@ -175,8 +212,14 @@ def stop_when_decided(script: Script[S], request: Request) -> Script[S]:
     """Run the script until the request is decided regardless of the text.
 
     Raises:
-        UserError: The request is decided, so that its answer is no longer needed.
+        UserError: Choices were to be scored; or the request is decided, so that its answer is no
+            longer needed.
     """
+    if request.choices:
+        raise UserError(
+            "models that answer together write text and cannot score choices; have the task read "
+            "the text instead (task.scoring=generate)"
+        )
     answers: Any = None
     while True:
         try:

@@ -8,7 +8,6 @@ import json
 import random
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -38,7 +37,6 @@ from swarm.multi_agent.types import (
     OnEvent,
     Transcript,
     add_system_text,
-    prompt_to_messages,
 )
 
 PICK_TOKENS = 16
@@ -64,14 +62,8 @@ class MoARun(RequestContext[Transcript]):
         """Run the layers in order.
 
         Raises:
-            UserError: Choices were to be scored, too few agents answered, or the answers exceed the
-                context.
+            UserError: Too few agents answered, or the answers exceed the context.
         """
-        if self.request.choices:
-            raise UserError(
-                "a mixture of agents writes text and cannot score choices; have the task read the "
-                "text instead (task.scoring=generate)"
-            )
         answers: list[AgentAnswer] = []
         for layer in range(1, self.mixture.options.layers):
             answers = yield from self._run_layer(layer, answers)
@@ -87,17 +79,8 @@ class MoARun(RequestContext[Transcript]):
         texts = [previous[index].text for index in order]
         answers = yield self._build_proposer_calls(layer, texts)
         self.stages.layers.append(answers)
-        answered = [answer for answer in answers if not answer.error]
-        missing = failure_reasons(answers)
-        if len(answered) < self.mixture.options.quorum:
-            raise UserError(
-                f"layer {layer}: {len(answered)} of {len(answers)} proposers answered and "
-                f"quorum is "
-                f"{self.mixture.options.quorum}: {'; '.join(missing)}"
-            )
-        for reason in missing:
-            self.add_warning(f"layer {layer}: {reason}")
-        return answered
+        self.check_quorum(answers, self.mixture.options.quorum, f"layer {layer}", "proposers")
+        return [answer for answer in answers if not answer.error]
 
     def _build_proposer_calls(self, layer: int, texts: Sequence[str]) -> list[AgentCall]:
         """Build a call per sample of each proposer, with distinct samples of equal requests."""
@@ -185,34 +168,18 @@ class MoARun(RequestContext[Transcript]):
         self, slot: AgentSpec, layer: int, texts: Sequence[str], choose: bool = False
     ) -> Request:
         """Build an agent's request: the conversation, and the answers of the previous layer."""
-        request = self.request
-        max_tokens = slot.max_tokens or request.max_new_tokens
+        limit = self.request.max_new_tokens
+        more: dict[str, Any] = {}
         if choose and texts:
-            max_tokens = slot.max_tokens or (max_tokens and max(max_tokens, PICK_TOKENS))
-            request = replace(request, stop=(), top_logprobs=0, stop_check=has_number_pick)
-        return replace(
-            request,
-            prompt=self._build_prompt(slot, layer, texts, choose),
-            max_new_tokens=max_tokens,
-            temperature=request.temperature if slot.temperature is None else slot.temperature,
-            timeout=self.time_left(slot),
-        )
-
-    def _build_prompt(
-        self, slot: AgentSpec, layer: int, texts: Sequence[str], choose: bool
-    ) -> str | Messages:
-        prompt = self.request.prompt
+            limit = limit and max(limit, PICK_TOKENS)
+            more = {"stop": (), "top_logprobs": 0, "stop_check": has_number_pick}
 
         def add_answers(turns: Messages) -> Messages:
             key = self._random_key(layer)
-            return self.mixture.options.prompt.add_answers(
-                add_system_text(turns, slot.system), texts, key, choose
-            )
+            turns = add_system_text(turns, slot.system)
+            return self.mixture.options.prompt.add_answers(turns, texts, key, choose)
 
-        written = self.write_within_context(add_answers)
-        return (
-            prompt if isinstance(prompt, str) and written == prompt_to_messages(prompt) else written
-        )
+        return self.build_request(slot, self.write_prompt(add_answers), limit, **more)
 
     def _random_key(self, layer: int) -> str:
         """Return the seed of the randomness in one layer's prompts."""

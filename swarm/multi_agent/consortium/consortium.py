@@ -16,7 +16,6 @@ from swarm.errors import UserError
 from swarm.models.base import Completion, Delta, Model, Request, Stream, sum_usage, truncate_at_stop
 from swarm.models.trace import Trace
 from swarm.multi_agent.collaboration import (
-    failure_reasons,
     map_events,
     number_samples,
     stream_events,
@@ -52,7 +51,6 @@ from swarm.multi_agent.types import (
     AgentSpec,
     Messages,
     add_system_text,
-    prompt_to_messages,
 )
 
 TIMEOUT = 300.0
@@ -111,14 +109,9 @@ class ConsortiumRun(ConsortiumContext):
         """Iterate until the verdict is confident enough.
 
         Raises:
-            UserError: Choices were to be scored; or in the first iteration too few members
-                answered, or the prompt exceeds the context.
+            UserError: In the first iteration too few members answered, or the prompt exceeds the
+                context.
         """
-        if self.request.choices:
-            raise UserError(
-                "a consortium writes text and cannot score choices; have the task read the text "
-                "instead (task.scoring=generate)"
-            )
         iterations = self.stages.iterations
         while not self.stages.stopped:
             try:
@@ -166,16 +159,8 @@ class ConsortiumRun(ConsortiumContext):
             _to_member_answer(member, answer)
             for member, answer in zip(self.participants, replies, strict=True)
         ]
-        answers = [one.answer for one in opinions]
-        missing = failure_reasons(answers)
-        answered = sum(not answer.error for answer in answers)
-        if answered < self.consortium.options.quorum:
-            raise UserError(
-                f"iteration {number}: {answered} of {len(replies)} members answered and quorum is "
-                f"{self.consortium.options.quorum}: {'; '.join(missing)}"
-            )
-        for reason in missing:
-            self.add_warning(f"iteration {number}: {reason}")
+        quorum, answers = self.consortium.options.quorum, [one.answer for one in opinions]
+        self.check_quorum(answers, quorum, f"iteration {number}", "members")
         return opinions
 
     def _build_member_calls(self, number: int) -> list[AgentCall]:
@@ -203,10 +188,7 @@ class ConsortiumRun(ConsortiumContext):
                 turns, self.stages.iterations[-1], self.random_key(number)
             )
 
-        prompt = self.request.prompt
-        written = self.write_within_context(write_prompt)
-        if isinstance(prompt, str) and written == prompt_to_messages(prompt):
-            return self.build_request(member.slot, prompt, self.request.max_new_tokens)
+        written = self.write_prompt(write_prompt)
         return self.build_request(member.slot, written, self.request.max_new_tokens)
 
     def _stop_reason(self, iteration: Iteration) -> str:

@@ -76,19 +76,6 @@ class ConsortiumContext(RequestContext[ConsortiumTranscript]):
             slot, sample, request, number, self.consortium.options.max_iterations, role
         )
 
-    def build_request(
-        self, slot: AgentSpec, prompt: str | Messages, default_max_tokens: int | None, **asked: Any
-    ) -> Request:
-        """Build a request for an agent; `default_max_tokens` applies if it has no limit."""
-        return replace(
-            self.request,
-            prompt=prompt,
-            max_new_tokens=slot.max_tokens or default_max_tokens,
-            temperature=self.request.temperature if slot.temperature is None else slot.temperature,
-            timeout=self.time_left(slot),
-            **asked,
-        )
-
     def extend_limit(self, more: int) -> int | None:
         """Return the token limit of a text about the answers, `more` than the request's."""
         limit = self.request.max_new_tokens

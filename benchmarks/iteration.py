@@ -6,12 +6,12 @@
 Three cases: short questions, questions of 80 tokens, and these behind an in-context example, as
 Knowledge Crosswords has one. A CPU is busy reading prompts: what counts is what need not be read.
 
-The reference procedure is re-created from its description (benchmarks/notes/decisions.md): a fresh spawned
-process a phase, the base loaded anew for every particle, batches of 10, ten new tokens without
-early stop, and five disk merges a particle. Unlike the original its padding is masked here, so that
-its answers can be compared. Both read answers by the same parser; in float32 they have to agree.
-Each of the two runs in every data type, in the same rounds: by default float32, and bfloat16 where
-the processor has its instructions.
+The reference procedure is re-created from its description (benchmarks/notes/decisions.md): a fresh
+spawned process a phase, the base loaded anew for every particle, batches of 10, ten new tokens
+without early stop, and five disk merges a particle. Unlike the original its padding is masked here,
+so that its answers can be compared. Both read answers by the same parser; in float32 they have to
+agree. Each of the two runs in every data type, in the same rounds: by default float32, and bfloat16
+where the processor has its instructions.
 """
 
 import argparse

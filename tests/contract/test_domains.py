@@ -141,17 +141,6 @@ def test_the_page_of_a_run_shows_domains_and_warnings(
     assert warned == 1
 
 
-def test_runs_side_by_side_show_domains_and_warnings(
-    constant: tuple[Path, str, list[str]],
-) -> None:
-    from swarm.ui.pages.runs import compare_runs
-
-    found = compare_runs([constant[0], constant[0]])
-    assert found.domains[0] == ["best found on test", "doors", "paths"]
-    assert found.domains[1][0] == "best constant answer" and len(found.domains) == 4
-    assert len(found.warnings) == 2 and "gives one answer" in found.warnings[0]
-
-
 def test_a_card_shows_domains_constants_and_warnings(
     constant: tuple[Path, str, list[str]],
 ) -> None:
@@ -264,25 +253,3 @@ def test_an_unknown_baseline_is_refused(
         result.returncode == 1 and "must be auto or a list of base, soup, recipe" in result.stderr
     )
     assert "Traceback" not in result.stderr
-
-
-def test_runs_are_compared_on_the_items_that_both_were_asked(
-    baselines: tuple[list[str], dict[str, Any], str],
-) -> None:
-    from swarm.ui.pages.runs import compare_runs
-
-    words, _, _ = baselines
-    words = [word for word in words if not word.startswith(("baselines=", "name="))]
-    few = [*words, "name=few", "task.test_limit=12", "seed=7"]
-    result = searches.run(few)
-    assert result.returncode == 0, result.stderr
-    search = Path(next(word for word in words if word.startswith("folder=")).split("=", 1)[1])
-    (said,) = compare_runs([search / "run", search / "few"]).tests
-    assert said.startswith("few against run: ")
-    assert "12 common test items" in said
-    data = Path(next(word for word in words if word.startswith("task.file=")).split("=", 1)[1])
-    content = json.loads(data.read_text())
-    content["test"][0]["question"] += " now"
-    data.write_text(json.dumps(content))
-    (said,) = compare_runs([search / "run", search / "few"]).tests
-    assert "not compared" in said and "has changed, or task.max_prompt" in said

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 
 from swarm.errors import UserError
 from swarm.executors.worker import (
+    Executor,
     Job,
     JobResult,
     Worker,
@@ -16,7 +17,7 @@ from swarm.executors.worker import (
 log = logging.getLogger(__name__)
 
 
-class InlineExecutor:
+class InlineExecutor(Executor):
     """A single worker in this process.
 
     Args:

@@ -10,10 +10,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from swarm._util.settings import checked
 from swarm.errors import UserError
 from swarm.executors.worker import (
+    MAX_DEATHS,
+    Executor,
     Job,
     JobResult,
     Worker,
@@ -21,16 +26,13 @@ from swarm.executors.worker import (
     describe_job,
     format_failure,
     group_gpus,
+    raise_failure,
     select_device,
 )
 
 log = logging.getLogger(__name__)
 
-MAX_DEATHS = 3
-"""Number of workers that may die on the same job before the run ends."""
-
-MOST = 1_000
-"""Maximum number of workers per machine, and of threads per worker."""
+Thousand = Annotated[int, Field(ge=1, le=1000)]
 
 
 def run_worker_process(
@@ -86,7 +88,8 @@ class WorkerSlot:
         return f"cuda:{','.join(map(str, self.gpus))}" if self.gpus else "cpu"
 
 
-class ProcessExecutor:
+@checked("executor")
+class ProcessExecutor(Executor):
     """A worker process on each GPU, or `workers` of them on the CPU.
 
     Args:
@@ -96,15 +99,10 @@ class ProcessExecutor:
     """
 
     def __init__(
-        self, gpus: list[int] | None = None, workers: int | None = None, threads: int | None = None
+        self, gpus: Any = None, workers: Thousand | None = None, threads: Thousand | None = None
     ) -> None:
         self._gpus = check_devices(gpus)
         self.on_gpu = bool(self._gpus)
-        for key, value in (("workers", workers), ("threads", threads)):
-            if value is not None and not (type(value) is int and 1 <= value <= MOST):
-                raise UserError(
-                    f"executor.{key}={value}: must be null or an integer from 1 to {MOST:,}"
-                )
         if self._gpus and workers not in (None, len(self._gpus)):
             raise UserError(
                 f"executor.workers={workers} with gpus={self._gpus}: there is one worker per "
@@ -176,10 +174,7 @@ class ProcessExecutor:
                 continue
             worker.job = None
             if isinstance(answer, str):
-                first, _, rest = answer.partition("\n")
-                if rest:
-                    log.error("job %d failed on %s:\n%s", job.number, worker.device, rest)
-                raise UserError(first)
+                raise_failure(answer, job, worker.device)
             yield answer
 
     def _discard_worker(self, worker: WorkerSlot, job: Job, deaths: int) -> None:

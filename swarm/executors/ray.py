@@ -4,43 +4,46 @@ The module connects to a cluster, or starts one, within a bounded time and witho
 packs a pool's experts as one object for nodes without the pool's folder.
 """
 
-import contextlib
 import logging
 import os
 import socket
 import tempfile
-import threading
-import time
 import traceback
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
+from swarm._util.settings import Count, Number, Positive, Text, checked
 from swarm.engine.base import ExpertPool
 from swarm.errors import UserError, install_command
-from swarm.executors.processes import MAX_DEATHS
 from swarm.executors.worker import (
+    MAX_DEATHS,
+    Executor,
     Job,
     JobResult,
     Worker,
     check_devices,
     describe_job,
     format_failure,
+    raise_failure,
 )
 from swarm.pool.pool import Pool
 
+log = logging.getLogger(__name__)
+
 MIN_OBJECT_STORE = 100 * 2**20
 """Bytes of object store of a started cluster besides the experts; jobs are kilobytes."""
+
 CONNECT_TIMEOUT_S = 10.0
-"""Timeout of a connection to a cluster's port, and then of its first response."""
-HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""First bytes of a gRPC client (RFC 9113, 3.4): the preface and an empty settings frame."""
+"""Timeout of a connection to a cluster's port."""
+
 RAY_ENVIRONMENT = {
     "RAY_DEDUP_LOGS_SKIP_REGEX": ".",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -117,37 +120,20 @@ def check_reachable(address: str) -> None:
     Raises:
         UserError: There is none, or the address is invalid.
     """
-    given = address
     if address == "auto":
-        address = os.environ.get("RAY_ADDRESS") or latest_address()
-        if address in ("", "auto", "local"):
-            return
+        return
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         raise UserError(
             f'executor.address={address}: must be null, "auto", "host:port" or "ray://host:port"'
         )
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S) as line:
-            line.sendall(HTTP2_PREFACE)
-            response = line.recv(9)
-        # A TLS server does not answer the plain preface, so only Ray itself can check it.
-        if response[3:4] != b"\x04" and os.environ.get("RAY_USE_TLS", "0") == "0":
-            raise OSError("another service uses that port")
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
     except (OSError, OverflowError) as error:
         raise UserError(
-            f"executor.address={given}: no Ray cluster responds at {address} ({error}); start "
-            "one with `ray start --head`, or use executor.address=null for this machine alone"
+            f"executor.address={address}: no Ray cluster responds ({error}); start one with "
+            "`ray start --head`, or use executor.address=null for this machine alone"
         ) from None
-
-
-def latest_address() -> str:
-    """Return the address of the cluster last started on this machine, from Ray's file, or ""."""
-    folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
-    try:
-        return (Path(folder) / "ray" / "ray_current_cluster").read_text().strip()
-    except OSError:
-        return ""
 
 
 @contextmanager
@@ -169,68 +155,6 @@ def limit_visible_gpus(gpus: Sequence[int]) -> Iterator[None]:
 def list_nodes() -> list[dict[str, float]]:
     """Return the resources of every living node of the cluster."""
     return [dict(n["Resources"]) for n in import_ray().nodes() if n["Alive"]]
-
-
-def this_node() -> dict[str, Any]:
-    """Return what the cluster knows of Ray's process on this machine (raylet)."""
-    ray = import_ray()
-    here = ray.get_runtime_context().get_node_id()
-    found: dict[str, Any] = next(node for node in ray.nodes() if node["NodeID"] == here)
-    return found
-
-
-def find_head() -> str:
-    """Return the address of the process that manages the cluster (gcs_server); "" if unknown."""
-    try:
-        return str(import_ray().get_runtime_context().gcs_address or "")
-    except Exception:  # a client (ray://) has no direct connection to it
-        return ""
-
-
-def is_open(address: str) -> bool:
-    """Return whether a server accepts a connection at host:port."""
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S):
-            return True
-    except OSError:
-        return False
-
-
-class RayletWatch(threading.Thread):
-    """Notices the end of Ray's process on this machine (raylet) long before the cluster does.
-
-    Args:
-        release: Called at that end; has to let go of every object that this process has stored.
-            Ray tries to restore those that are left when the cluster reports the end (by default
-            after 15 s), fails, as they were in raylet, and ends this process without a message.
-
-    Attributes:
-        lost: Whether raylet has ended.
-    """
-
-    def __init__(self, release: Callable[[], None]) -> None:
-        super().__init__(daemon=True)
-        self._release, self._closing, self.lost = release, False, False
-        self._line = socket.socket(socket.AF_UNIX)
-        self._line.connect(this_node()["ObjectStoreSocketName"])
-        self.start()
-
-    def run(self) -> None:
-        """Wait for the end of a connection on which nothing is sent."""
-        with contextlib.suppress(ConnectionError):
-            self._line.recv(1)
-        if not self._closing:
-            self.lost = True
-            self._release()
-
-    def close(self) -> None:
-        """End the thread."""
-        self._closing = True
-        with contextlib.suppress(OSError):  # raylet has ended
-            self._line.shutdown(socket.SHUT_RDWR)
-        self.join()
-        self._line.close()
 
 
 def describe_resources() -> str:
@@ -257,11 +181,6 @@ def pack_experts(pool: ExpertPool) -> PackedExperts:
         name: {path.name: np.asarray(np.memmap(path, np.uint8, "r")) for path in files}
         for name, files in pool.parts().items()
     }
-
-
-def packed_size(pack: PackedExperts) -> int:
-    """Return the total bytes of all files."""
-    return sum(len(data) for files in pack.values() for data in files.values())
 
 
 def unpack_experts(pack: PackedExperts, folder: Path, pool: Pool) -> Pool:
@@ -324,22 +243,6 @@ class RayWorker:
         return worker
 
 
-log = logging.getLogger(__name__)
-
-EXPERT_TRANSFERS = ("path", "store")
-
-RAYLET_LOST = (
-    "Ray's process raylet, which runs the workers of this machine, was killed (by a user, or by "
-    "the system for lack of memory)"
-)
-
-LOOK_S, MOST_SILENT = 5.0, 3
-"""Seconds between two connections to the cluster's head, and the maximum of failures in a row.
-
-Ray itself ends the process after 60 s without its head.
-"""
-
-
 @dataclass(slots=True)
 class RayWorkerSlot:
     """A slot for one actor.
@@ -357,7 +260,8 @@ class RayWorkerSlot:
     job: Job | None = None
 
 
-class RayExecutor:
+@checked("executor")
+class RayExecutor(Executor):
     """A worker on each GPU of a Ray cluster, or `workers` of them.
 
     Args:
@@ -377,31 +281,21 @@ class RayExecutor:
 
     def __init__(
         self,
-        gpus: list[int] | None = None,
-        address: str | None = None,
-        workers: int | None = None,
-        gpus_per_worker: float | None = None,
-        cpus_per_worker: float = 1,
-        max_restarts: int = 10,
-        threads: int | None = None,
-        experts: str = "path",
-        wait_s: float = 60,
+        gpus: Any = None,
+        address: Text | None = None,
+        workers: Positive | None = None,
+        gpus_per_worker: Annotated[float, Field(ge=0, le=1)] | None = None,
+        cpus_per_worker: Number = 1,
+        max_restarts: Count = 10,
+        threads: Positive | None = None,
+        experts: Literal["path", "store"] = "path",
+        wait_s: Number = 60,
     ) -> None:
-        if address is not None and (gpus or not isinstance(address, str) or not address):
+        if address is not None and gpus:
             raise UserError(
                 f"gpus={gpus} with executor.address={address}: gpus are devices of this "
                 "machine; on a cluster set gpus=[] and executor.workers",
                 2,
-            )
-        _check_int("workers", workers, 1, none=True)
-        _check_int("max_restarts", max_restarts, 0)
-        _check_int("threads", threads, 1, none=True)
-        _check_number("gpus_per_worker", gpus_per_worker if gpus_per_worker is not None else 0, 1)
-        _check_number("cpus_per_worker", cpus_per_worker)
-        _check_number("wait_s", wait_s)
-        if experts not in EXPERT_TRANSFERS:
-            raise UserError(
-                f"executor.experts={experts}: must be one of {', '.join(EXPERT_TRANSFERS)}"
             )
         self._gpus, self._address, self._count = check_devices(gpus), address, workers
         self._gpu_share, self._cpu_share = gpus_per_worker, cpus_per_worker
@@ -411,24 +305,20 @@ class RayExecutor:
         self._threads = threads or max(1, int(cpus_per_worker))
         self._experts = experts
         self._ours = False
-        self._head, self._checked_at, self._silent = "", 0.0, 0
         self._workers: list[RayWorkerSlot] = []
         self._stored: list[Any] = []
-        self._watch: RayletWatch | None = None
 
     def open(self, worker: Worker) -> None:
         """See `swarm.executors.Executor`; joins the cluster and schedules every worker."""
         self.close()
         packed = pack_experts(worker.pool) if self._experts == "store" else {}
+        size = sum(len(data) for files in packed.values() for data in files.values())
         slots = self._count and self._count * self._cpu_share
-        self._ours = connect_cluster(self._address, self._gpus, slots, packed_size(packed))
+        self._ours = connect_cluster(self._address, self._gpus, slots, size)
         self._ray = import_ray()
-        self._head, self._checked_at, self._silent = find_head(), time.monotonic(), 0
         share, count = self._plan_workers(worker)
         # Holding the references prevents their eviction: a restarted actor needs the objects again.
         self._stored = [self._ray.put(one) for one in (worker, packed) if one]
-        if self._head:  # a client (ray://) has stored the objects elsewhere
-            self._watch = RayletWatch(self._release_stored)
         self._arguments = ("cuda:0" if share else "cpu", self._threads, os.getcwd())
         self._kind = self._ray.remote(RayWorker).options(
             num_gpus=share,
@@ -445,8 +335,7 @@ class RayExecutor:
     def _plan_workers(self, worker: Worker) -> tuple[float, int]:
         """Return the GPUs per worker and the number of workers."""
         nodes = list_nodes()
-        devices = [node.get("GPU", 0) for node in nodes]
-        group = worker.engine.devices
+        devices, group = [node.get("GPU", 0) for node in nodes], worker.engine.devices
         share = (group if any(devices) else 0.0) if self._gpu_share is None else self._gpu_share
         if group > 1 and 0 < share < group:
             raise UserError(
@@ -466,12 +355,10 @@ class RayExecutor:
         for worker in fresh:
             worker.actor = self._kind.remote(*self._arguments)
             worker.ref = worker.actor.ready.remote()
-        if not fresh:
-            return
         refs = [worker.ref for worker in fresh]
-        _, missing = self._ray.wait(refs, num_returns=len(refs), timeout=self._wait_s)
-        self._check_raylet()
-        if missing:
+        if refs and (
+            missing := self._ray.wait(refs, num_returns=len(refs), timeout=self._wait_s)[1]
+        ):
             self._raise_wait_timeout(len(missing))
 
     def _raise_wait_timeout(self, missing: int) -> None:
@@ -504,15 +391,10 @@ class RayExecutor:
         """Wait until one actor answers, is ready or dies, and yield its results."""
         owing = {worker.ref: worker for worker in self._workers if worker.ref is not None}
         busy = any(worker.job for worker in self._workers)
-        until = time.monotonic() + self._wait_s
-        finished: list[Any] = []
-        while not finished:
-            self._look_for_head()
-            wait_s = LOOK_S if busy else min(LOOK_S, max(0.0, until - time.monotonic()))
-            finished, _ = self._ray.wait(list(owing), num_returns=1, timeout=wait_s)
-            self._check_raylet()
-            if not finished and not busy and time.monotonic() >= until:
-                self._raise_wait_timeout(len(owing))
+        timeout = None if busy else self._wait_s
+        finished, _ = self._ray.wait(list(owing), num_returns=1, timeout=timeout)
+        if not finished:
+            self._raise_wait_timeout(len(owing))
         worker = owing[finished[0]]
         job, worker.job, worker.ref = worker.job, None, None
         try:
@@ -529,68 +411,17 @@ class RayExecutor:
         if job is None:
             return
         if isinstance(answer, str):
-            first, _, rest = answer.partition("\n")
-            if rest:
-                log.error("job %d failed on worker %d:\n%s", job.number, worker.number, rest)
-            raise UserError(first)
+            raise_failure(answer, job, f"worker {worker.number}")
         yield answer
-
-    def _look_for_head(self) -> None:
-        """Check at intervals that the process that manages the cluster is alive.
-
-        Raises:
-            UserError: It has not responded `MOST_SILENT` times in a row.
-        """
-        if not self._head or time.monotonic() - self._checked_at < LOOK_S:
-            return
-        self._checked_at = time.monotonic()
-        self._silent = 0 if is_open(self._head) else self._silent + 1
-        if self._silent >= MOST_SILENT:
-            # The cluster cannot be reached any more, not even to shut it down.
-            self._workers, self._stored = [], []
-            raise UserError(
-                f"executor=ray: Ray's process gcs_server, at {self._head}, does not respond: "
-                "it was stopped, or the network failed, and the cluster is lost. Restart the "
-                "cluster, unless this search started it; rerun the same command to resume"
-            )
-
-    def _release_stored(self) -> None:
-        """Let go of the stored objects; the jobs in progress hold them too, until they fail."""
-        self._stored.clear()
-        for worker in self._workers:
-            if (actor := worker.actor) is not None:
-                self._ray.kill(actor)
-
-    def _check_raylet(self) -> None:
-        """Check that Ray's process on this machine is alive; all workers end with it.
-
-        Raises:
-            UserError: It has ended.
-        """
-        if self._watch and self._watch.lost:
-            raise UserError(f"executor=ray: {RAYLET_LOST}; rerun the same command to resume")
-
-    def _why_none_is_left(self, error: Exception) -> str:
-        """Return why the last worker died and is not restarted."""
-        with contextlib.suppress(Exception):  # Ray raises various errors after its own end
-            if not this_node()["Alive"]:
-                return RAYLET_LOST
-        message = " ".join(str(error).split())
-        if "owner has died" in message or "node has died" in message:
-            return f"Ray lost the machine of the last worker: {message[-200:]}"
-        return (
-            "the last worker died and may not be restarted "
-            f"(executor.max_restarts={self._max_restarts})"
-        )
 
     def _await_restart(
         self, worker: RayWorkerSlot, job: Job | None, deaths: Counter[int], error: Exception
     ) -> None:
         """Await the actor's restart, if Ray allows one; the job is given to another worker."""
-        log.info("worker %d: %s", worker.number, " ".join(str(error).split()))
+        words = " ".join(str(error).split())
+        log.info("worker %d: %s", worker.number, words)
         if job is not None:
             log.warning("worker %d died; job %d is reassigned", worker.number, job.number)
-        if job is not None:
             deaths[job.number] += 1
             if deaths[job.number] >= MAX_DEATHS:
                 raise UserError(
@@ -602,10 +433,10 @@ class RayExecutor:
             self._workers.remove(worker)
             log.warning("worker %d is not restarted; %d left", worker.number, len(self._workers))
             if not self._workers:
-                reason = self._why_none_is_left(error)
                 raise UserError(
-                    f"executor=ray: {reason}; log.txt has the details; rerun the same command to "
-                    "resume"
+                    "executor=ray: the last worker died, with its machine or after "
+                    f"executor.max_restarts={self._max_restarts} restarts: {words[-200:]}; log.txt "
+                    "has the details; rerun the same command to resume"
                 )
             return
         worker.ref = worker.actor.ready.remote()
@@ -617,27 +448,9 @@ class RayExecutor:
 
     def close(self) -> None:
         """See `swarm.executors.Executor`; also ends a cluster that was started here."""
-        if self._watch:
-            self._watch.close()
-            self._watch = None
         for worker in self._workers:
             self._stop_worker(worker)
         self._workers, self._stored = [], []
         if self._ours:
             self._ours = False
             self._ray.shutdown()
-
-
-def _check_int(key: str, value: Any, least: int, none: bool = False) -> None:
-    """Raise UserError unless `value` is an integer of at least `least`."""
-    if none and value is None:
-        return
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        allowed = "null or " if none else ""
-        raise UserError(f"executor.{key}={value}: must be {allowed}an integer, {least} or more")
-
-
-def _check_number(key: str, value: Any, maximum: float = float("inf")) -> None:
-    """Raise UserError unless `value` is a number from 0 to `maximum`."""
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= maximum:
-        raise UserError(f"executor.{key}={value}: must be a number from 0 to {maximum:g}")

@@ -1,9 +1,10 @@
 """A worker loads base, pool and task once and then scores job after job."""
 
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
@@ -20,19 +21,18 @@ if TYPE_CHECKING:
     from swarm.engine.gradient import Gradient
 
 
-def check_devices(gpus: list[int] | None) -> list[int]:
+log = logging.getLogger(__name__)
+
+
+def check_devices(gpus: Any) -> list[int]:
     """Return the GPU numbers as a list, each checked against the machine's devices.
 
     Raises:
         UserError: Not integers, repeated, or no such device.
     """
-    if gpus is not None and not isinstance(gpus, list):
+    devices = [] if gpus is None else gpus
+    if not isinstance(devices, list) or any(type(g) is not int or g < 0 for g in devices):
         raise UserError(f"gpus={gpus}: must be device numbers such as 0,1,2, or [] for the CPU", 2)
-    devices = list(gpus or [])
-    if any(not isinstance(g, int) or isinstance(g, bool) or g < 0 for g in devices):
-        raise UserError(
-            f"gpus={devices}: must be device numbers such as 0,1,2, or [] for the CPU", 2
-        )
     if len(set(devices)) < len(devices):
         raise UserError(f"gpus={devices}: each device may be listed once", 2)
     if not devices:
@@ -78,6 +78,39 @@ def select_device(gpus: Sequence[int], engine: Engine) -> str:
     names = shown.split(",") if shown else [str(number) for number in range(max(gpus) + 1)]
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[number] for number in gpus)
     return "cuda:0"
+
+
+MAX_DEATHS = 3
+"""Number of workers that may die on the same job before the run ends."""
+
+
+class Executor:
+    """Runs jobs in any order and on any worker; the results do not depend on it.
+
+    Attributes:
+        on_gpu: Whether the workers may have GPUs.
+    """
+
+    on_gpu = False
+
+    def open(self, worker: "Worker") -> None:
+        """Set the recipe of all workers; heavy work may wait until the first job.
+
+        Raises:
+            UserError: A device that does not exist.
+        """
+        raise NotImplementedError
+
+    def map(self, jobs: Iterable["Job"]) -> Iterator["JobResult"]:
+        """Run the jobs and yield each result when it is ready, in any order.
+
+        Raises:
+            UserError: A job failed; the one-line message names it.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Stop all workers."""
 
 
 GRADIENT_SPLITS = ("loss", "gradient", "entropy")
@@ -151,6 +184,18 @@ def format_failure(job: Job, error: Exception) -> str:
     words = " ".join(str(error).split())
     where = ", ".join([*getattr(error, "__notes__", []), describe_job(job)])
     return f"{type(error).__name__}: {words} ({where}); the traceback is in log.txt"
+
+
+def raise_failure(answer: str, job: Job, where: str) -> NoReturn:
+    """Raise what a worker answered in place of a result: one line, then perhaps a traceback.
+
+    Raises:
+        UserError: Always; the traceback goes to the log.
+    """
+    first, _, rest = answer.partition("\n")
+    if rest:
+        log.error("job %d failed on %s:\n%s", job.number, where, rest)
+    raise UserError(first)
 
 
 @dataclass(slots=True)

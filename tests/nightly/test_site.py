@@ -26,7 +26,7 @@ FIRST = {
     "resume": "howto_resume.html",
     "my adapter": "tutorial_own_adapters.html",
     "cost": "howto_cost.html",
-    "GPU": "howto_gpus.html",
+    "GPU": "gpus.html",
 }
 """The page that a search of the site shows first."""
 

@@ -26,7 +26,7 @@ from batching import default_base
 from timing import interleaved, machine
 from update import disk_step, lay_out
 
-from swarm.engine.base_model import BaseModel, quicker_dtype
+from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.executors.worker import JobUsage, run_tasks_lockstep
 from swarm.pool.pool import Pool
@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--cases", default="short,plain,example")
-    parser.add_argument("--dtypes", default=",".join({"float32": None, quicker_dtype(): None}))
+    parser.add_argument("--dtypes", default="float32")
     options = parser.parse_args()
     base = BaseModel(options.model) if options.model else default_base()
     pool = Pool(options.pool).open()

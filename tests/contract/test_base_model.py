@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 import zipfile
 from pathlib import Path
 
@@ -14,7 +13,7 @@ import numpy as np
 import pytest
 from file_servers import environment, folder, hub, serving
 
-from swarm.engine.base_model import BaseModel, quicker_dtype
+from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
 
 MEMBER = "tiny_model/tiny.gguf"
@@ -121,36 +120,6 @@ def test_import_is_light() -> None:
     assert done.stdout.split() == ["False", "False"]
 
 
-def test_the_quicker_type_is_measured() -> None:
-    """Larger products than the function's own take less time in the type that it returns."""
-    import torch
-
-    before = torch.get_num_threads()
-    began = time.process_time()
-    quicker = quicker_dtype()
-    assert time.process_time() - began < 10 and torch.get_num_threads() == before
-    torch.set_num_threads(1)
-    seconds = dict.fromkeys(("float32", "bfloat16"), 1e9)
-    for name in [*seconds] * 3:
-        rows, weight = (torch.ones(n, 576, dtype=getattr(torch, name)) for n in (2700, 1536))
-        began = time.process_time()
-        torch.nn.functional.linear(rows, weight)
-        seconds[name] = min(seconds[name], time.process_time() - began)
-    torch.set_num_threads(before)
-    assert seconds[quicker] < 1.2 * min(seconds.values())
-
-
-def test_nothing_asks_for_instructions() -> None:
-    """No flag of a processor decides a type: it may be quicker in the other one."""
-    asked = ["_is_amx", "_is_avx512", "^(flags", "avx512_bf16"]
-    words = [word for one in asked for word in ("-e", one)]
-    places = ["swarm", "scripts", "benchmarks/*.py", "benchmarks/*.sh", "conf"]
-    found = subprocess.run(
-        ["git", "grep", "-nF", *words, "--", *places], capture_output=True, text=True
-    )
-    assert found.stdout == "" and found.returncode == 1, found.stdout
-
-
 def test_folder_loads(tiny_llama: Path) -> None:
     import torch
 
@@ -237,16 +206,6 @@ def test_broken_weights_end_in_one_line(tiny_llama: Path, tmp_path: Path) -> Non
     (broken / "model.safetensors").write_bytes(b"\x10")
     with pytest.raises(UserError, match="cannot be opened"):
         BaseModel(str(broken)).load("cpu")
-
-
-def test_offline_without_a_wheel(cache: Path) -> None:
-    base = BaseModel("owner/model")
-    ready = cache / "models" / "owner--model-0123456789ab"
-    ready.mkdir(parents=True)
-    with pytest.raises(UserError, match=f"{ready} has .* leave out model=local"):
-        base.resolve()
-    with pytest.raises(UserError, match="HF_HUB_OFFLINE"):
-        BaseModel("nobody/tiny-model").resolve()
 
 
 def test_unreachable_hub_fails_quickly(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,29 +164,6 @@ def forced(network: object, start: list[int], rest: list[int]) -> list[tuple[flo
     return [(row[t].item(), int(row.argmax()) == t) for row, t in zip(rows, rest, strict=True)]
 
 
-def test_what_greedy_decoding_says_is_greedy(family: tuple[Path, Path]) -> None:
-    engine, pool = opened(family)
-    mixture = position(pool, 0.5, 0.5)
-    said = engine.generate(mixture, [[Request(p, 6) for p in PROMPTS]])[0]
-    asked = [[Request(p, 0, (c.text, " (A)")) for p, c in zip(PROMPTS, said, strict=True)]]
-    again = engine.generate(mixture, asked)[0]
-    # A random model's text may be cut into tokens in another way than it was written.
-    same = [c for c, s in zip(again, said, strict=True) if c.choice_tokens[0] == s.new_tokens]
-    assert same and all(completion.greedy[0] for completion in same)
-    assert not all(completion.greedy[1] for completion in again)
-
-
-def test_scoring_in_small_batches_gives_the_same(family: tuple[Path, Path]) -> None:
-    large, pool = opened(family, plan="stacked")
-    small, _ = opened(family, plan="stacked", max_tokens=40)
-    asked = [[Request(p, 0, (" (A)", " yes or no", TEXT[:90])) for p in PROMPTS]] * 2
-    positions = np.eye(len(pool.names))[:2]
-    rows = [
-        [c.logprobs for row in e.generate(positions, asked) for c in row] for e in (large, small)
-    ]
-    assert np.allclose(*rows, atol=1e-4)
-
-
 def test_an_empty_prompt_is_the_beginning_of_a_text(family: tuple[Path, Path]) -> None:
     base, _ = family
     engine, pool = opened(family)
@@ -232,15 +209,6 @@ def test_a_model_with_a_sliding_window_is_scored_alike(tmp_path: Path) -> None:
                 steps = forced(model, prompt, rest)
                 assert logprob == pytest.approx(sum(s for s, _ in steps), abs=1e-4)
                 assert greedy == all(likeliest for _, likeliest in steps)
-
-
-def test_chat_turns_go_through_the_template(family: tuple[Path, Path]) -> None:
-    base, _ = family
-    engine, _ = opened(family)
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    turns = (Message("user", "yes or no"),)
-    text = tokenizer.decode(engine._prompt_ids(turns))
-    assert "<|user|>\nyes or no" in text and text.endswith("<|assistant|>\n")
 
 
 def test_turns_need_a_chat_template(tiny_llama: Path, tmp_path: Path) -> None:
@@ -307,15 +275,6 @@ def test_generation_stops_once_decided(family: tuple[Path, Path]) -> None:
 
 def has_three(text: str) -> bool:
     return len(text) >= 3
-
-
-def test_a_small_budget_gives_the_same_answers(family: tuple[Path, Path]) -> None:
-    large, pool = opened(family)
-    small, _ = opened(family, max_tokens=60)
-    asked = [[Request(prompt, 8) for prompt in PROMPTS]]
-    mixture = position(pool, 0.5, 0.5)
-    texts = [[c.text for c in engine.generate(mixture, asked)[0]] for engine in (large, small)]
-    assert texts[0] == texts[1]
 
 
 def test_a_pool_of_another_base_is_refused(tiny_qwen2: Path, tmp_path: Path) -> None:

@@ -71,15 +71,6 @@ def test_every_job_is_answered_once_and_the_same(
         assert results[job.number].tokens > len(job.items)
 
 
-def test_it_can_be_used_again(
-    executor: Executor, task: MultipleChoice, tiny_llama: Path, tiny_pool: Path
-) -> None:
-    executor.open(recipe(tiny_llama, tiny_pool, task))
-    assert list(executor.map([])) == []
-    first = {r.number: r for r in executor.map(jobs(2))}
-    assert {r.number: r for r in executor.map(jobs(2))} == first
-
-
 class Broken(Task):
     """A task that goes wrong in a way of its own at one item."""
 
@@ -157,18 +148,6 @@ def test_the_item_is_looked_for_at_the_position_that_failed_and_no_further(
     assert caught.value.__notes__ == ["item 2"]
     assert [len(rows) for rows in asked] == [5, 1, 1, 1]
     assert asked[1:] == [[list(job.positions[2])]] * 3
-
-
-def test_an_error_that_no_single_item_makes_names_none(tiny_llama: Path, tiny_pool: Path) -> None:
-    class Crowded(Broken):
-        def run(self, items: Sequence[Item]) -> TaskRun:
-            yield [Request("yes or no", 1) for _ in items]
-            raise RuntimeError("too many" if len(items) > 1 else "each")
-
-    executor = InlineExecutor()
-    executor.open(recipe(tiny_llama, tiny_pool, Crowded("error", 3)))
-    with pytest.raises(UserError, match=r"RuntimeError: too many \(job "):
-        list(executor.map(jobs()))
 
 
 def test_a_job_that_kills_three_workers_ends_the_run(tiny_llama: Path, tiny_pool: Path) -> None:

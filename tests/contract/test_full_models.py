@@ -2,10 +2,8 @@
 
 import hashlib
 import json
-import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import task_items
 import tiny
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, MixtralConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig
 
 from swarm.engine.base_model import BaseModel
 from swarm.engine.full import checkpoint
@@ -133,26 +131,6 @@ def test_a_position_answers_as_its_own_generate(trio: list[Path], tmp_path: Path
                 out = network.generate(**ids, max_new_tokens=8, do_sample=False)
             new = out[0, ids.input_ids.shape[1] :]
             assert completion.text == tokenizer.decode(new, skip_special_tokens=True)
-
-
-def test_the_position_that_is_there_is_not_read_again(
-    trio: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine, filled = opened(pool_of(trio)), []
-    fill = FullModelPool.fill_tensor
-
-    def counted(self: FullModelPool, into: Any, name: str, vector: Sequence[float]) -> None:
-        filled.append(name)
-        fill(self, into, name, vector)
-
-    monkeypatch.setattr(FullModelPool, "fill_tensor", counted)
-    asked = [Request("yes or no", 2)]
-    engine.generate(np.array([MIXED]), [asked])
-    once = len(filled)
-    engine.generate(np.array([MIXED]), [asked])
-    assert len(filled) == once > 0
-    engine.generate(np.array([MIXED, np.eye(3)[0]]), [asked, asked])
-    assert len(filled) == 2 * once
 
 
 def test_an_interrupted_rewrite_is_done_again(
@@ -395,17 +373,6 @@ def test_a_models_folder_and_another_ones_files_are_not_replaced(
         pool.save((1.0, float("nan"), 0.0), own)
 
 
-def test_a_save_that_fails_leaves_the_old_one(copies: list[Path], tmp_path: Path) -> None:
-    pool, folder = pool_of(copies), tmp_path / "place" / "saved"
-    pool.save(MIXED, folder)
-    before = digests([folder])
-    (copies[2] / "model.safetensors").unlink()
-    with pytest.raises(UserError):
-        pool.save((0.1, 0.2, 0.7), folder)
-    assert digests([folder]) == before
-    assert [one.name for one in folder.parent.iterdir()] == ["saved"]
-
-
 def test_the_fingerprint_changes_with_a_weight_and_the_order(copies: list[Path]) -> None:
     seen = [pool_of(copies).fingerprint(), pool_of(copies[::-1]).fingerprint()]
     change(copies[2], lambda weights: weights["model.norm.weight"].add_(1))
@@ -473,37 +440,6 @@ def test_personal_bests_are_noted_and_can_be_made(
     assert torch.equal(tiny.logits(tiny.load(tmp_path / "mine")), tiny.logits(network))
 
 
-def test_processes_give_the_same_search(
-    done: tuple[Path, "subprocess.CompletedProcess[str]"], trio: list[Path], tmp_path: Path
-) -> None:
-    more = {"executor": "processes", "executor__workers": 2}
-    result = searches.run(command(tmp_path, trio, **more))
-    assert result.returncode == 0, result.stderr
-    first, second = (searches.tree(place / "search" / "run") for place in (done[0], tmp_path))
-    assert [name for name in first if first[name] != second.get(name)] == ["rounds.jsonl"]
-    states = [json.loads(tree["rounds.jsonl"]) for tree in (first, second)]
-    for state in states:
-        del state["identity"]["task.file"], state["checksum"]
-    assert states[0] == states[1]
-
-
-def test_a_search_goes_on_after_kills(trio: list[Path], tmp_path: Path) -> None:
-    more = {"optimizer__max_iterations": 5, "optimizer__patience": 5, "job__items": 4}
-    plain, killed = (command(tmp_path, trio, name, **more) for name in ("plain", "killed"))
-    folder = tmp_path / "search"
-    kills = searches.run_killed(killed, folder / "killed", few=True)
-    assert kills == [1, 2, 3]
-    assert searches.run(plain).returncode == 0
-    assert searches.differences(folder / "plain", folder / "killed") == []
-
-
-def test_a_dry_run_says_in_one_line_why_not(trio: list[Path], tmp_path: Path) -> None:
-    result = searches.run([*command(tmp_path, trio), "dry_run=true"])
-    assert result.returncode == 1, result.stderr
-    assert "dry_run=true computes the cost of adapters" in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1 and not (tmp_path / "search").exists()
-
-
 def test_what_does_not_go_together_is_named(
     trio: list[Path], tiny_gemma: Path, tiny_pool: Path
 ) -> None:
@@ -533,37 +469,3 @@ def test_what_does_not_go_together_is_named(
     ):
         with pytest.raises(UserError, match=said):
             engine.check(base, pool.open())
-
-
-def test_memory_does_not_grow_with_the_number_of_models(tmp_path: Path) -> None:
-    """Measured by benchmarks/full_models.py in a process of its own, on 170 MB models."""
-    model = tmp_path / "model"
-    tiny.tokenizer(model)
-    config = LlamaConfig(
-        vocab_size=16000,
-        hidden_size=512,
-        intermediate_size=1400,
-        num_hidden_layers=10,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-        tie_word_embeddings=True,
-    )
-    AutoModelForCausalLM.from_config(config).save_pretrained(model)
-    script = searches.ROOT / "benchmarks" / "full_models.py"
-    done = subprocess.run(
-        [sys.executable, str(script), "--model", str(model), "--models", "5", "--positions", "2"],
-        cwd=searches.ROOT,
-        env=searches.environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    size = float(re.findall(r"5 models of (\d+) MB", done.stdout)[0])
-    peaks = dict(re.findall(r"^\| (a position|save)[^|]*\| (\d+)", done.stdout, re.MULTILINE))
-    assert size > 150, done.stdout
-    # What the allocator keeps and which pages of the files are mapped differs by machine: from 60
-    # to 150 MB above the model were seen. All five in memory would be five times its size.
-    assert float(peaks["a position"]) < 2.5 * size, done.stdout
-    # Saving holds one shard beside it, here the whole model: 510 MB were seen. All: six times.
-    assert float(peaks["save"]) < 4 * size, done.stdout

@@ -248,11 +248,6 @@ def test_a_model_with_a_sliding_window_is_mixed_alike(tiny_gemma: Path, tmp_path
         assert choices.logprobs[0] == pytest.approx(np.log(chances).sum(), abs=2e-3)
 
 
-def test_a_position_of_nothing_answers_something(trio: list[str]) -> None:
-    row = answers(opened(trio), [0.0, 0.0, 0.0], 3)[0]
-    assert len(row) == len(PROMPTS)
-
-
 def test_adapters_are_members_and_share_their_bases_weights(
     tiny_llama: Path, tiny_gemma: Path, tiny_pool: Path
 ) -> None:
@@ -403,57 +398,6 @@ def test_a_saved_mixture_writes_the_same_text(
     (tmp_path / "best" / "mixture.json").write_text('{"models": 3}')
     with pytest.raises(UserError, match=r"mixture\.json is not a readable mixture"):
         TokenEnsembleModel(tmp_path / "best")
-
-
-def test_processes_give_the_same_search(
-    done: tuple[Path, "subprocess.CompletedProcess[str]"], trio: list[str], tmp_path: Path
-) -> None:
-    place, _ = done
-    more = {"executor": "processes", "executor__workers": 2, "optimizer__max_iterations": 8}
-    result = searches.run(command(tmp_path, list(map(Path, trio)), "run", **more))
-    assert result.returncode == 0, result.stderr
-    first, second = (searches.tree(folder / "search" / "run") for folder in (place, tmp_path))
-    assert [name for name in first if first[name] != second.get(name)] == ["rounds.jsonl"]
-    states = [json.loads(tree["rounds.jsonl"]) for tree in (first, second)]
-    for state in states:
-        del state["identity"]["task.file"], state["checksum"]
-    assert states[0] == states[1]
-
-
-def test_a_search_goes_on_after_kills(trio: list[str], tmp_path: Path) -> None:
-    more = {"optimizer__max_iterations": 5, "optimizer__patience": 5, "job__items": 4}
-    models = list(map(Path, trio))
-    plain, killed = (command(tmp_path, models, name, **more) for name in ("plain", "killed"))
-    folder = tmp_path / "search"
-    kills = searches.run_killed(killed, folder / "killed", few=True)
-    assert kills == [1, 2, 3]
-    assert searches.run(plain).returncode == 0
-    assert searches.differences(folder / "plain", folder / "killed") == []
-
-
-def test_racing_and_a_vote_work_as_with_adapters(trio: list[str], tmp_path: Path) -> None:
-    result = searches.run(command(tmp_path, list(map(Path, trio)), racing="exact"))
-    assert result.returncode == 0, result.stderr
-    size = read_verdict(read_state(tmp_path / "search" / "run"))
-    assert ("vote of the top" in result.stdout) == (len(size.vote.members) > 1)
-
-
-def test_other_weights_in_the_same_place_are_another_search(
-    tiny_llama: Path, tiny_gemma: Path, tiny_pool: Path, tmp_path: Path
-) -> None:
-    copied = tmp_path / "copied"
-    shutil.copytree(tiny_gemma, copied)
-    shutil.copytree(tiny_pool / "amber", tmp_path / "amber")
-    models = [str(tiny_llama), str(copied), str(tmp_path / "amber")]
-    seen = [ModelEnsemble(models).open().fingerprint()]
-    for file in (copied / "model.safetensors", tmp_path / "amber" / "adapter_model.safetensors"):
-        weights = load_file(file)
-        last = sorted(weights)[-1]
-        save_file({**weights, last: weights[last] + 1}, file, metadata={"format": "pt"})
-        seen.append(ModelEnsemble(models).open().fingerprint())
-    seen.append(ModelEnsemble([models[i] for i in (1, 0, 2)]).open().fingerprint())
-    assert len(set(seen)) == 4
-    assert ModelEnsemble([models[i] for i in (1, 0, 2)]).open().fingerprint() == seen[-1]
 
 
 WRONG = [

@@ -4,7 +4,6 @@ import contextlib
 import os
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -172,19 +171,3 @@ def test_a_graphics_card_that_this_build_does_not_use(family: tuple[Path, Path])
     for device, told in (("cuda:0", "runs on the CPU"), ("cuda:3", "CUDA_VISIBLE_DEVICES=3")):
         with pytest.raises(UserError, match=told):
             VLLMEngine().open(BaseModel(str(family[0])), pool, device)
-
-
-def test_the_benchmark_runs(family: tuple[Path, Path]) -> None:
-    small = ["--particles", "2", "--requests", "2", "--new", "4", "--repeats", "1"]
-    model = ["--model", str(family[0]), "--pool", str(family[1])]
-    done = subprocess.run(
-        [warm_python.COLD, "benchmarks/vllm.py", *model, *small],
-        cwd=searches.ROOT,
-        env=searches.environment(),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr
-    for way in ("vllm", "hf"):
-        assert f"| {way} |" in done.stdout

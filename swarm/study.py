@@ -1,8 +1,8 @@
 """Methods on tasks with equal budgets: python -m swarm.study compare seeds=3.
 
 A study is a yaml file of conf/study/, or one of your own: tasks, methods, budgets and seeds. Each
-method on each task is a process of its own, and its result one small JSON file, written as soon as
-it is there: the same command runs what is missing and writes the tables again. Sweeps, ablations
+method on each task is a process of its own, and its result a line of results.jsonl, written as soon
+as it is there: the same command runs what is missing and writes the tables again. Sweeps, ablations
 and comparisons are studies.
 
   python -m swarm.study compare seeds=3 parallel=2     conf/study/compare.yaml

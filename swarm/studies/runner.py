@@ -1,7 +1,7 @@
 """Runs the cells of a study: each needs one or more processes, several of which run in parallel.
 
-A process ends with this one, its run folder is resumed by the next start, and a result is a small
-JSON file, written as soon as it is there.
+A process ends with this one, its run folder is resumed by the next start, and a result is a
+line of results.jsonl, written as soon as it is there.
 """
 
 import ctypes

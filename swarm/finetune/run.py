@@ -404,7 +404,8 @@ class FinetuneRun:
 
     def _last_checkpoint(self) -> Path | None:
         """Return the last checkpoint of which all files are intact."""
-        for folder in sorted((self.folder / TRAINING).glob("checkpoint-*"), reverse=True):
+        found = (self.folder / TRAINING).glob("checkpoint-*")
+        for folder in sorted(found, key=lambda one: -int(one.name.split("-")[1])):
             files = {path.relative_to(self.folder).as_posix() for path in folder.iterdir()}
             if files and files <= set(self._record.sums):
                 return folder

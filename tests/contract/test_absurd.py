@@ -55,7 +55,7 @@ def test_an_absurd_alpha_is_refused(
 ) -> None:
     folder = Path(shutil.copytree(tiny_pool, tmp_path / "pool"))
     tiny.change(folder / "birch", **change)
-    with pytest.raises(UserError, match=r"birch: .*alpha.* must be a number up to 1,000,000"):
+    with pytest.raises(UserError, match=r"birch: .*alpha.*: must be a "):
         Pool(folder).open()
 
 
@@ -177,10 +177,10 @@ def test_a_descent_into_what_is_not_finite_names_its_particle(
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"use_rslora": "no"}, "use_rslora must be true or false, not 'no'"),
-        ({"use_rslora": 1}, "use_rslora must be true or false, not 1"),
-        ({"base_model_name_or_path": ["x"]}, "base_model_name_or_path must be a text or null"),
-        ({"target_modules": 5}, "target_modules must be a string, a list of strings or null"),
+        ({"use_rslora": "no"}, "use_rslora=no: must be true or false"),
+        ({"use_rslora": 1}, "use_rslora=1: must be true or false"),
+        ({"base_model_name_or_path": ["x"]}, "base_model_name_or_path=.*: must be text, or null"),
+        ({"target_modules": 5}, "target_modules=5: must be text, or a list"),
     ],
 )
 def test_a_setting_of_the_wrong_type_is_refused(

@@ -1,9 +1,7 @@
 """Shared code of the commands: errors in one line, signals, Hydra's start."""
 
-import argparse
 import errno
 import logging
-import math
 import os
 import re
 import select
@@ -13,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from io import UnsupportedOperation
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from swarm._util.config_help import entry_config, list_option_files, print_help
@@ -347,79 +344,6 @@ def _check_flags(arguments: Sequence[str]) -> None:
             exit_with_error(UserError("--package has no effect without --cfg", 2))
 
 
-COMMAND_EXAMPLES = {
-    "judge": (
-        "mt_bench generate --model moa/lite --output outputs/moa.jsonl",
-        "mt_bench judge --answers outputs/moa.jsonl --judge gpt-4o --out outputs",
-        "mt_bench show --out outputs",
-    ),
-    "judge alpaca_eval": (
-        "generate --model moa/lite --output outputs/moa.json",
-        "judge --outputs outputs/moa.json --reference outputs/base.json --judge gpt-4o --out lite",
-        "show lite",
-    ),
-    "judge alpaca_eval generate": ("--model moa/lite --output outputs/moa.json",),
-    "judge alpaca_eval judge": (
-        "--outputs outputs/moa.json --reference outputs/base.json --judge gpt-4o --out lite",
-    ),
-    "judge alpaca_eval show": ("lite", "lite rank --json"),
-    "judge mt_bench": (
-        "generate --model moa/lite --output outputs/moa.jsonl",
-        "judge --answers outputs/moa.jsonl --judge gpt-4o --out outputs",
-        "show --out outputs",
-    ),
-    "judge mt_bench generate": ("--model moa/lite --output outputs/moa.jsonl",),
-    "judge mt_bench judge": ("--answers outputs/moa.jsonl --judge gpt-4o --out outputs",),
-    "judge mt_bench show": ("--out outputs",),
-    "judge flask": (
-        "generate --model moa/lite --output outputs/moa.jsonl",
-        "judge --answers outputs/moa.jsonl --judge gpt-4o --out outputs",
-        "show --out outputs",
-    ),
-    "judge flask generate": ("--model moa/lite --output outputs/moa.jsonl",),
-    "judge flask judge": ("--answers outputs/moa.jsonl --judge gpt-4o --out outputs",),
-    "judge flask show": ("--out outputs", "--out outputs --json"),
-}
-"""Command after `python -m swarm.` -> the arguments of each example."""
-
-COMMAND_PREFIX = "python -m swarm."
-
-
-class CommandParser(argparse.ArgumentParser):
-    """Argument parser with examples at the end of its help, and one-line errors."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        super().__init__(*arguments, **options)
-        examples = COMMAND_EXAMPLES.get(self.prog.removeprefix(COMMAND_PREFIX), ())
-        if examples:
-            lines = "\n".join(f"  {self.prog} {example}".rstrip() for example in examples)
-            more = f"\n\n{self.epilog}" if self.epilog else ""
-            self.epilog = f"examples:\n{lines}{more}"
-
-    def error(self, message: str) -> NoReturn:
-        """Exit with the message and exit code 2."""
-        unknown = message.removeprefix("unrecognized arguments: ").split("=")[0].split()[0]
-        matches = get_close_matches(unknown, self._option_string_actions, 1)
-        suggestion = f"did you mean {matches[0]}? " if matches else ""
-        self.exit(2, f"error: {message}; {suggestion}see {self.prog} --help\n")
-
-
-class RaisingParser(CommandParser):
-    """A parser that raises its errors, which the command's wrapper prints."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise the message.
-
-        Raises:
-            UserError: Always.
-        """
-        unknown = message.removeprefix("unrecognized arguments: ").split("=")[0].split()[0]
-        matches = get_close_matches(unknown, self._option_string_actions, 1)
-        suggestion = f"did you mean {matches[0]}? " if matches else ""
-        raise UserError(f"{message}; {suggestion}see --help", 2)
-
-
 def run_command(command: Callable[[], int | None], stopped: str = "") -> int:
     """Run a command that is not Hydra's, and return its exit code.
 
@@ -468,49 +392,3 @@ def run_click(
             raise UserError(f"{error.format_message()} See {path} --help.", 2) from None
 
     return run_command(run, stopped)
-
-
-def normalize_option(word: str, old: str = "-", new: str = "_") -> str:
-    """Replace the hyphens (or another `old`) in an option's name, so that both forms are valid."""
-    name, equals, value = word.partition("=")
-    return "--" + name[2:].replace(old, new) + equals + value if word[:2] == "--" else word
-
-
-def number_type(kind: type, lowest: float, above: bool = False) -> Callable[[str], float]:
-    """Return a parser of numbers not below, or strictly above, `lowest`, for argparse."""
-
-    def parse_number(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = math.nan
-        if not (lowest < value if above else lowest <= value) or math.isinf(value):
-            least = f"above {lowest}" if above else f"of {lowest} or more"
-            kind_name = "an integer" if kind is int else "a number"
-            raise argparse.ArgumentTypeError(f"{text!r} is not {kind_name} {least}")
-        return value
-
-    return parse_number
-
-
-def add_model_options(add: Callable[..., Any], pool: str | None = None) -> None:
-    """Add the options that say where models are: `providers`, `base`, `pool`, `device`.
-
-    Args:
-        add: `add_argument` of a parser or a group.
-        pool: Default of `--pool`.
-    """
-    add("--providers", metavar="FILE", type=Path, help="yaml file of custom endpoints")
-    add(
-        "--base",
-        metavar="MODEL",
-        help="base model of local/ names: an option of conf/model or a folder",
-    )
-    default = f" ({pool})" if pool else ""
-    add(
-        "--pool",
-        metavar="FOLDER",
-        default=pool,
-        help=f"folder of the experts of local/ names{default}",
-    )
-    add("--device", metavar="DEVICE", help="device of local models: cpu, cuda, cuda:1")

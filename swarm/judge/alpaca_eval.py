@@ -4,12 +4,13 @@ File formats are those of Dubois et al. 2024 (2404.04475). Each pair is shown in
 cancels the judge's preference for a place.
 """
 
-import argparse
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+import click
 
 from swarm._util.files import find_path, parse_json, short_digest, write_json
 from swarm._util.jsonl import (
@@ -22,12 +23,7 @@ from swarm._util.jsonl import (
 )
 from swarm._util.terminal import format_table
 from swarm.errors import UserError
-from swarm.judge.cli import (
-    add_batch_options,
-    add_sampling_options,
-    add_token_option,
-    parse_output_file,
-)
+from swarm.judge.cli import FILE, Options, batch_options, option, sampling_options, token_option
 from swarm.judge.pairwise import (
     ORDERS,
     READINGS,
@@ -78,47 +74,44 @@ ACTIONS = {
 }
 
 
-def add_options(action: str, parser: argparse.ArgumentParser) -> None:
-    """Add the options of an action; see `swarm.judge.cli.JudgeFormat`."""
-    add = parser.add_argument
-    if action == "generate":
-        add(
-            "--questions",
-            default=QUESTIONS_FILE,
-            metavar="FILE",
-            help='objects with an "instruction" and optionally a "dataset", as a JSON list or one '
-            "per line (%(default)s)",
-        )
-        add("--generator", metavar="NAME", help="the model's name in the file; default its name")
-        add(
-            "--reference_paths",
-            metavar="A.json,B.json",
-            help="files of proposers' answers, of which --model makes one, as the aggregator of a "
-            "mixture",
-        )
-        add_sampling_options(parser)
-    if action == "judge":
-        add("--outputs", required=True, metavar="A.json", help="the model's answers")
-        add("--reference", required=True, metavar="B.json", help="answers to compare with")
-        add(
-            "--reading",
-            choices=READINGS,
-            default="logprobs",
-            help="source of a preference: the most likely tokens of a one-token reply, the "
-            "probabilities of two given replies (local models), or a verdict at the end of a text "
-            "(%(default)s)",
-        )
-        add_token_option(parser, 512, "a reply with --reading text")
-        add(
-            "--export",
-            type=parse_output_file,
-            metavar="FILE",
-            help="also write the annotations in the format of alpaca_eval",
-        )
+EXAMPLES = {
+    "generate": "--model moa/lite --output outputs/moa.json",
+    "judge": "--outputs outputs/moa.json --reference outputs/base.json --judge gpt-4o --out lite",
+    "show": "lite",
+}
+
+
+def list_options(action: str) -> list[click.Parameter]:
+    """Return the options of an action; see `swarm.judge.cli.JudgeFormat`."""
     if action == "show":
-        add("folders", nargs="+", metavar="FOLDER", help="one or more folders of judge's --out")
-    else:
-        add_batch_options(parser)
+        return [click.Argument(["folders"], nargs=-1, required=True, metavar="FOLDER...")]
+    if action == "judge":
+        reading = (
+            "Source of a preference: the most likely tokens of a one-token reply, the "
+            "probabilities of two given replies (local models), or a verdict at the end of a text."
+        )
+        export = "Also write the annotations in the format of alpaca_eval."
+        return [
+            option("--outputs", required=True, metavar="A.json", help="The model's answers."),
+            option("--reference", required=True, metavar="B.json", help="Answers to compare with."),
+            option("--reading", type=click.Choice(READINGS), default="logprobs", help=reading),
+            token_option(512, "a reply with --reading text"),
+            option("--export", type=FILE, help=export),
+            *batch_options(),
+        ]
+    questions = (
+        'Objects with an "instruction" and optionally a "dataset", as a JSON list or one per line.'
+    )
+    paths = (
+        "Files of proposers' answers, of which --model makes one, as the aggregator of a mixture."
+    )
+    return [
+        option("--questions", default=QUESTIONS_FILE, metavar="FILE", help=questions),
+        option("--generator", metavar="NAME", help="The model's name in the file."),
+        option("--reference-paths", metavar="A.json,B.json", help=paths),
+        *sampling_options(),
+        *batch_options(),
+    ]
 
 
 def key_rows(rows: Sequence[JsonRow]) -> dict[str, tuple[int, JsonRow]]:
@@ -137,7 +130,7 @@ def key_rows(rows: Sequence[JsonRow]) -> dict[str, tuple[int, JsonRow]]:
     return found
 
 
-def build_answer_job(given: argparse.Namespace) -> OutputJob:
+def build_answer_job(given: Options) -> OutputJob:
     """Return the job of generating answers; a repeated instruction gets another sample.
 
     Raises:
@@ -168,7 +161,7 @@ def build_answer_job(given: argparse.Namespace) -> OutputJob:
     return OutputJob(records, given.output, "answers", write=write, wrap=wrap)
 
 
-def _answer(key: str, row: JsonRow, sample: int, given: argparse.Namespace) -> RecordSteps:
+def _answer(key: str, row: JsonRow, sample: int, given: Options) -> RecordSteps:
     (reply,) = yield {key: build_sampled_request(row["instruction"], given, sample)}
     return {
         "instruction": row["instruction"],
@@ -179,7 +172,7 @@ def _answer(key: str, row: JsonRow, sample: int, given: argparse.Namespace) -> R
 
 
 def _write_answers(
-    given: argparse.Namespace, files: Sequence[str], rows: Sequence[JsonRow], replies: BatchResult
+    given: Options, files: Sequence[str], rows: Sequence[JsonRow], replies: BatchResult
 ) -> list[str]:
     """Write AlpacaEval's rows, and a summary with the settings and the usage."""
     usage = usage_to_json(replies.answers.values())
@@ -241,7 +234,7 @@ def _last_user_text(request: Request) -> str:
     return request.prompt if isinstance(request.prompt, str) else request.prompt[-1].content
 
 
-def build_judge_job(given: argparse.Namespace) -> OutputJob:
+def build_judge_job(given: Options) -> OutputJob:
     """Return the job of judging every pair in both orders.
 
     Raises:
@@ -288,7 +281,7 @@ def pair_answers(outputs: str, reference: str) -> list[JsonRow]:
     return rows
 
 
-def _annotate(row: JsonRow, given: argparse.Namespace) -> RecordSteps:
+def _annotate(row: JsonRow, given: Options) -> RecordSteps:
     """Build a pair's row with the verdicts in both orders, and the preference, 0 to 1 or null."""
     pair = AnswerPair(row["key"], row["instruction"], row["output"], row["reference_output"])
     requests = build_requests(pair, given.reading, given.max_tokens)
@@ -309,7 +302,7 @@ def _annotate(row: JsonRow, given: argparse.Namespace) -> RecordSteps:
 
 
 def _write_annotations(
-    given: argparse.Namespace, annotations: Sequence[JsonRow], replies: BatchResult
+    given: Options, annotations: Sequence[JsonRow], replies: BatchResult
 ) -> list[str]:
     """Write the annotations, a summary with the win rates, and alpaca_eval's form if asked for."""
     write_json_rows(given.out / ANNOTATIONS_FILE, annotations)
@@ -356,7 +349,7 @@ def to_alpaca_eval(row: JsonRow) -> dict[str, Any]:
     }
 
 
-def compute_tables(given: argparse.Namespace) -> tuple[list[Mapping[str, Any]], list[str]]:
+def compute_tables(given: Options) -> tuple[list[Mapping[str, Any]], list[str]]:
     """Return the win rates of one or several folders, best first, and their table.
 
     Raises:

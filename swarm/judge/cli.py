@@ -1,21 +1,17 @@
-"""Command line `python -m swarm.judge FORMAT ACTION`: options, models, and the three actions."""
+"""Command `python -m swarm.judge FORMAT ACTION`: options, models, and the three actions."""
 
-import argparse
 import json
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace as Options
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
-from swarm._util.cli import (
-    CommandParser,
-    add_model_options,
-    normalize_option,
-    number_type,
-    run_command,
-)
+import click
+
+from swarm._util.options import CONTEXT, SettingType, run_click
+from swarm._util.settings import Count, Number, Positive, Text
 from swarm.errors import UserError
 from swarm.judge.pipeline import BATCH_SIZE, OutputJob, run_job
 from swarm.models.base import Model
@@ -32,188 +28,178 @@ FORMATS = {
 }
 """Modules of the formats, each a `JudgeFormat`, and their descriptions."""
 
+EPILOG = """\b
+python -m swarm.judge mt_bench generate --model moa/lite --output outputs/moa.jsonl
+python -m swarm.judge mt_bench judge --answers outputs/moa.jsonl --judge gpt-4o --out outputs
+python -m swarm.judge mt_bench show --out outputs
+
+Each format has three actions, generate, judge and show, with a --help of their own. The same
+command resumes an interrupted one.
+"""
+
 
 class JudgeFormat(Protocol):
     """The module of a format.
 
     Attributes:
         ACTIONS: Help texts by action: generate, judge, show.
+        EXAMPLES: A command per action, after `python -m swarm.judge FORMAT`.
     """
 
     ACTIONS: Mapping[str, str]
+    EXAMPLES: Mapping[str, str]
 
-    def add_options(self, action: str, parser: argparse.ArgumentParser) -> None:
-        """Add the options of an action that `build_parser` does not add to all formats."""
+    def list_options(self, action: str) -> list[click.Parameter]:
+        """Return the options of an action that are not those of all formats."""
         ...
 
-    def build_answer_job(self, given: argparse.Namespace) -> OutputJob:
+    def build_answer_job(self, given: Options) -> OutputJob:
         """Return the job of generating a model's answers."""
         ...
 
-    def build_judge_job(self, given: argparse.Namespace) -> OutputJob:
+    def build_judge_job(self, given: Options) -> OutputJob:
         """Return the job of judging answers."""
         ...
 
-    def compute_tables(self, given: argparse.Namespace) -> tuple[Any, list[str]]:
+    def compute_tables(self, given: Options) -> tuple[Any, list[str]]:
         """Return the results of judgements, as JSON and as lines of text."""
         ...
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Build the parser: a subcommand per format, and below it one per action."""
-    parser = CommandParser(
-        prog="python -m swarm.judge",
-        description="Have models answer questions, and another model judge the answers.",
-        epilog="Each format has three actions, generate, judge and show, with a --help of their "
-        "own.",
+def build_command() -> click.Group:
+    """Build the command: a group per format, and in it a command per action."""
+    whole = click.Group(
+        "judge",
+        help="Have models answer questions, and another model judge the answers.",
+        epilog=EPILOG,
+        context_settings=CONTEXT,
     )
-    formats = parser.add_subparsers(metavar="FORMAT", required=True)
+    runs = {"generate": _generate, "judge": _judge, "show": _show}
     for name, what in FORMATS.items():
-        one = formats.add_parser(name, help=what, description=f"Judging {what}.")
-        _add_actions(one, cast(JudgeFormat, import_module(f"swarm.judge.{name}")))
-    return parser
+        form = cast(JudgeFormat, import_module(f"swarm.judge.{name}"))
+        examples = {k: f"python -m swarm.judge {name} {k} {v}" for k, v in form.EXAMPLES.items()}
+        group = click.Group(
+            name, help=f"Judge {what}.", epilog="\b\n" + "\n".join(examples.values())
+        )
+        for action, text in form.ACTIONS.items():
+            command = click.Command(
+                action,
+                callback=partial(_run, runs[action], form),
+                params=[*form.list_options(action), *_common_options(action)],
+                help=text[:1].upper() + text[1:] + ".",
+                epilog="\b\n" + examples[action],
+            )
+            group.add_command(command)
+        whole.add_command(group)
+    return whole
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run an action and return its exit code; print a user's error in one line."""
-    words = sys.argv[1:] if arguments is None else arguments
-    given = build_parser().parse_args([normalize_option(word) for word in words])
-    return run_command(lambda: given.run(given), "stopped; the same command resumes")
+    return run_click(build_command(), arguments, "python -m swarm.judge")
 
 
-def _add_actions(parser: argparse.ArgumentParser, form: JudgeFormat) -> None:
-    actions = parser.add_subparsers(metavar="ACTION", required=True)
-    common: Mapping[str, Callable[[argparse.ArgumentParser], None]] = {
-        "generate": _add_generate_options,
-        "judge": _add_judge_options,
-        "show": _add_show_options,
+def _run(action: Callable[[JudgeFormat, Options], int], form: JudgeFormat, **given: Any) -> int:
+    return action(form, Options(**given))
+
+
+def option(*names: str, type: Any = None, **more: Any) -> click.Option:
+    """Return an option; its type is an annotation, such as `Positive`, or click's."""
+    if type is not None and not isinstance(type, click.ParamType):
+        type = SettingType(type)
+    shown = "default" in more and more["default"] is not None
+    return click.Option(list(names), type=type, show_default=shown, **more)
+
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+FOLDER = click.Path(path_type=Path, file_okay=False)
+
+
+def _common_options(action: str) -> list[click.Option]:
+    if action == "show":
+        return [option("--json", is_flag=True, help="Print the results as JSON.")]
+    first = {
+        "generate": [
+            option(
+                "--model", required=True, help="Answering model: moa/lite, local/base, ... (any)."
+            ),
+            option("--output", required=True, type=FILE, help="File of answers."),
+            option(
+                "--reference-models",
+                multiple=True,
+                metavar="A,B:3",
+                help="Proposers of a mixture of agents whose aggregator is --model; NAME:3 "
+                "requests three samples; repeatable.",
+            ),
+            option("--rounds", type=Positive, help="Layers of these proposers; default 1."),
+        ],
+        "judge": [
+            option("--judge", required=True, help="Judging model; any model."),
+            option("--out", required=True, type=FOLDER, help="Folder of judgements."),
+        ],
     }
-    runs = {"generate": _generate, "judge": _judge, "show": _show}
-    for action, what in form.ACTIONS.items():
-        one = actions.add_parser(action, help=what)
-        form.add_options(action, one)
-        common[action](one)
-        one.set_defaults(run=partial(runs[action], form))
+    return [
+        *first[action],
+        option("--base", type=Text, help="Base model of local/ names."),
+        option("--pool", type=Text, default="initial_experts", help="Folder of local experts."),
+        option("--device", type=Text, help="Device of local models: cpu, cuda, cuda:1."),
+        option("--providers", type=FILE, help="Yaml file of own endpoints."),
+        option(
+            "--no-cache",
+            is_flag=True,
+            help="Do not use the answer cache; the command's own files are still used.",
+        ),
+    ]
 
 
-def _add_generate_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--model", required=True, metavar="NAME", help="answering model: moa/lite, local/base, ...")
-    add("--output", required=True, type=parse_output_file, metavar="FILE", help="file of answers")
-    add(
-        "--reference_models",
-        action="append",
-        metavar="A,B:3",
-        help="proposers of a mixture of agents whose aggregator is --model; NAME:3 requests three "
-        "samples; repeatable",
-    )
-    add("--rounds", type=number_type(int, 1), metavar="N", help="layers of these proposers (1)")
-    _add_registry_options(parser)
-
-
-def _add_judge_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--judge", required=True, metavar="NAME", help="judging model; any model")
-    add("--out", required=True, type=parse_folder, metavar="FOLDER", help="folder of judgements")
-    _add_registry_options(parser)
-
-
-def _add_show_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print the results as JSON")
-
-
-def _add_registry_options(parser: argparse.ArgumentParser) -> None:
-    add_model_options(parser.add_argument, pool="initial_experts")
-    parser.add_argument(
-        "--no_cache",
-        action="store_true",
-        help="do not use the answer cache of endpoints; the command's own files are still used",
+def token_option(default: int, of: str) -> click.Option:
+    """Return `--max-tokens` of a format."""
+    return option(
+        "--max-tokens", type=Positive, default=default, help=f"Maximum new tokens of {of}."
     )
 
 
-def add_token_option(parser: argparse.ArgumentParser, default: int, of: str) -> None:
-    """Add `--max_tokens` to a format's options."""
-    parser.add_argument(
-        "--max_tokens",
-        type=number_type(int, 1),
-        default=default,
-        metavar="N",
-        help=f"maximum new tokens of {of} (%(default)s)",
-    )
+def sampling_options() -> list[click.Option]:
+    """Return the options of answers of one turn: `temperature`, `max_tokens`, `system`, `seed`."""
+    return [
+        option("--temperature", type=Number, default=0.7, help="Of sampling."),
+        token_option(2048, "an answer"),
+        option("--system", metavar="TEXT", help="System turn before every question."),
+        option("--seed", type=int, help="Of sampling, for models that accept one."),
+    ]
 
 
-def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of answers of one turn: `temperature`, `max_tokens`, `system`, `seed`."""
-    add = parser.add_argument
-    add("--temperature", type=number_type(float, 0), default=0.7, help="of sampling (%(default)s)")
-    add_token_option(parser, 2048, "an answer")
-    add("--system", metavar="TEXT", help="system turn before every question")
-    add("--seed", type=int, help="of sampling, for models that accept one")
+def batch_options(limit: Sequence[str] = (), batch: Sequence[str] = ()) -> list[click.Option]:
+    """Return `--limit` and `--batch`, also under the names of the original."""
+    text = "Concurrent requests; answers are stored after each batch."
+    return [
+        option("limit", "--limit", *limit, type=Positive, help="Only the first N questions."),
+        option("batch", "--batch", *batch, type=Positive, default=BATCH_SIZE, help=text),
+    ]
 
 
-def add_batch_options(
-    parser: argparse.ArgumentParser, limit: Sequence[str] = (), batch: Sequence[str] = ()
-) -> None:
-    """Add `limit` and `batch`.
-
-    Args:
-        limit: The original's names of `--limit`.
-        batch: Those of `--batch`.
-    """
-    number = number_type(int, 1)
-    limit, batch = (*limit, "--limit"), (*batch, "--batch")
-    add = parser.add_argument
-    add(*limit, dest="limit", type=number, metavar="N", help="only the first N questions")
-    add(
-        *batch,
-        dest="batch",
-        type=number,
-        default=BATCH_SIZE,
-        metavar="N",
-        help="concurrent requests; answers are stored after each batch (%(default)s)",
-    )
+def answers_option() -> click.Option:
+    """Return `--answers` of a judge; see `swarm.judge.pipeline.list_files`."""
+    text = "Files of generate, separated by commas; repeatable."
+    return option("--answers", multiple=True, required=True, metavar="A,B", help=text)
 
 
-def add_answers_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--answers` of a judge; see `swarm.judge.pipeline.list_files`."""
-    parser.add_argument(
-        "--answers",
-        nargs="+",
-        required=True,
-        metavar="FILE",
-        help="files of generate, separated by spaces or commas",
-    )
+def index_options() -> list[click.Option]:
+    """Return the range of questions."""
+    return [
+        option("--question-begin", type=Count, help="Index of the first question, from 0."),
+        option("--question-end", type=Count, help="Index after the last question."),
+    ]
 
 
-def parse_output_file(text: str) -> Path:
-    """Parse the path of an output file, for argparse."""
-    path = Path(text)
-    if not path.name or path.is_dir():
-        raise ValueError(text)
-    return path
-
-
-def parse_folder(text: str) -> Path:
-    """Parse the path of a folder, which may not exist yet, for argparse."""
-    path = Path(text)
-    if path.exists() and not path.is_dir():
-        raise ValueError(text)
-    return path
-
-
-# argparse shows these names in its error messages.
-parse_output_file.__name__ = "file"
-parse_folder.__name__ = "folder"
-
-
-def _generate(form: JudgeFormat, given: argparse.Namespace) -> int:
+def _generate(form: JudgeFormat, given: Options) -> int:
     """Write a model's answers."""
     job = form.build_answer_job(given)
     model = job.wrap(_load_answering_model(given))
     return run_job(job, model, given.model, given.batch)
 
 
-def _judge(form: JudgeFormat, given: argparse.Namespace) -> int:
+def _judge(form: JudgeFormat, given: Options) -> int:
     """Write a judge's verdicts."""
     job = form.build_judge_job(given)
     for note in job.notes:
@@ -224,22 +210,22 @@ def _judge(form: JudgeFormat, given: argparse.Namespace) -> int:
     return run_job(job, model, given.judge, given.batch)
 
 
-def _show(form: JudgeFormat, given: argparse.Namespace) -> int:
+def _show(form: JudgeFormat, given: Options) -> int:
     """Print the results."""
     values, lines = form.compute_tables(given)
     print(json.dumps(values, indent=1) if given.json else "\n".join(lines))
     return 0
 
 
-def _load_answering_model(given: argparse.Namespace) -> Model:
-    """Return the answering model: --model, or a mixture of --reference_models aggregated by it.
+def _load_answering_model(given: Options) -> Model:
+    """Return the answering model: --model, or a mixture of --reference-models aggregated by it.
 
     Raises:
         UserError: The model does not exist or is not usable, or an option has no effect.
     """
-    proposers = parse_counted_names(given.reference_models or [])
+    proposers = parse_counted_names(given.reference_models)
     if not proposers and given.rounds is not None:
-        raise UserError("--rounds has no effect without --reference_models; leave it out", 2)
+        raise UserError("--rounds has no effect without --reference-models; leave it out", 2)
     roster = _load_roster(given)
     if proposers:
         from swarm.multi_agent.moa import build_mixture
@@ -256,7 +242,7 @@ def _load_answering_model(given: argparse.Namespace) -> Model:
     return model
 
 
-def _load_roster(given: argparse.Namespace) -> "Roster":
+def _load_roster(given: Options) -> "Roster":
     from swarm.registry.registry import Roster
 
     providers = Providers.load(given.providers) if given.providers else None

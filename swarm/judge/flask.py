@@ -3,7 +3,6 @@
 The file formats are those of FLASK (Ye et al. 2023, 2307.10928), including its earlier field names.
 """
 
-import argparse
 import csv
 import io
 import json
@@ -13,17 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import click
+
 from swarm._util.files import find_path, write_atomic, write_json
 from swarm._util.jsonl import FieldTypes, JsonRow, read_json_rows, rows_by_key
 from swarm._util.replies import NOT_APPLICABLE, parse_skill_scores
 from swarm._util.terminal import csv_cell, format_table
 from swarm.errors import UserError
 from swarm.judge.cli import (
-    add_answers_option,
-    add_batch_options,
-    add_sampling_options,
-    add_token_option,
-    parse_folder,
+    FOLDER,
+    Options,
+    answers_option,
+    batch_options,
+    option,
+    sampling_options,
+    token_option,
 )
 from swarm.judge.pipeline import (
     BatchResult,
@@ -50,26 +53,28 @@ ACTIONS = {
 }
 
 
-def add_options(action: str, parser: argparse.ArgumentParser) -> None:
-    """Add the options of an action; see `swarm.judge.cli.JudgeFormat`."""
-    add = parser.add_argument
+EXAMPLES = {
+    "generate": "--model moa/lite --output outputs/moa.jsonl",
+    "judge": "--answers outputs/moa.jsonl --judge gpt-4o --out outputs",
+    "show": "--out outputs",
+}
+
+
+def list_options(action: str) -> list[click.Parameter]:
+    """Return the options of an action; see `swarm.judge.cli.JudgeFormat`."""
     if action == "show":
-        add(
-            "--out",
-            required=True,
-            type=parse_folder,
-            metavar="FOLDER",
-            help="as of judge; scores.csv and scores.json are written there",
-        )
-        return
-    if action == "generate":
-        add_sampling_options(parser)
-    else:
-        add_answers_option(parser)
-        add_token_option(parser, 1024, "a reply")
-    add("--questions", default=QUESTIONS_FILE, metavar="FILE", help="(%(default)s, included)")
-    add("--skills", default=SKILLS_FILE, metavar="FILE", help="the skills' scales (%(default)s)")
-    add_batch_options(parser)
+        text = "As of judge; scores.csv and scores.json are written there."
+        return [option("--out", required=True, type=FOLDER, help=text)]
+    first: dict[str, list[click.Parameter]] = {
+        "generate": [*sampling_options()],
+        "judge": [answers_option(), token_option(1024, "a reply")],
+    }
+    return [
+        *first[action],
+        option("--questions", default=QUESTIONS_FILE, metavar="FILE", help="Included."),
+        option("--skills", default=SKILLS_FILE, metavar="FILE", help="The skills' scales."),
+        *batch_options(),
+    ]
 
 
 FIELD_ALIASES = {
@@ -260,12 +265,12 @@ REVIEWS_FILE = "reviews.jsonl"
 REVIEW_FIELDS = ("question_id", "model", "judge")
 
 
-def _load_items(given: argparse.Namespace) -> tuple[list[FlaskItem], dict[str, Skill]]:
+def _load_items(given: Options) -> tuple[list[FlaskItem], dict[str, Skill]]:
     skills = read_skills(find_path(given.skills))
     return read_items(find_path(given.questions), skills)[: given.limit], skills
 
 
-def build_answer_job(given: argparse.Namespace) -> OutputJob:
+def build_answer_job(given: Options) -> OutputJob:
     """Return the job of answering every instruction; rows: {question_id, text, model}."""
 
     def answer(item: FlaskItem) -> RecordSteps:
@@ -277,7 +282,7 @@ def build_answer_job(given: argparse.Namespace) -> OutputJob:
     return OutputJob(records, given.output, "answers", ("question_id", "model"))
 
 
-def build_judge_job(given: argparse.Namespace) -> OutputJob:
+def build_judge_job(given: Options) -> OutputJob:
     """Return the job of scoring every answer greedily.
 
     Rows: {question_id, instruction, answer, skill, domain, difficulty, model, judge, target_txt,
@@ -303,7 +308,7 @@ def _describe_unparsed(rows: Sequence[JsonRow], replies: BatchResult) -> list[st
 
 
 def _review(
-    item: FlaskItem, model: str, text: str, skills: Mapping[str, Skill], given: argparse.Namespace
+    item: FlaskItem, model: str, text: str, skills: Mapping[str, Skill], given: Options
 ) -> RecordSteps:
     prompt = build_prompt(item, text, skills)
     (reply,) = yield {f"{item.id} {model}": build_judge_request(prompt, given)}
@@ -357,7 +362,7 @@ TABLE_COLUMNS = (
 )
 
 
-def compute_tables(given: argparse.Namespace) -> tuple[list[JsonRow], list[str]]:
+def compute_tables(given: Options) -> tuple[list[JsonRow], list[str]]:
     """Compute the table rows, with `TABLE_COLUMNS`, for each judge and model, and write them.
 
     Averages are over all numeric scores; not applicable and unparsed ones are counted separately.

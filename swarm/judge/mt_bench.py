@@ -5,7 +5,6 @@ comparison, of the first turn or of a later one with the preceding conversation,
 reference answer. The wording does not, and the judged text is fenced.
 """
 
-import argparse
 import itertools
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from swarm._util.cli import number_type
+import click
+
 from swarm._util.files import find_path, short_digest
 from swarm._util.jsonl import (
     FieldTypes,
@@ -24,9 +24,18 @@ from swarm._util.jsonl import (
     rows_by_key,
 )
 from swarm._util.replies import parse_grade, parse_letter_pick
+from swarm._util.settings import Number, Positive
 from swarm._util.terminal import format_table
 from swarm.errors import UserError
-from swarm.judge.cli import add_answers_option, add_batch_options, add_token_option, parse_folder
+from swarm.judge.cli import (
+    FOLDER,
+    Options,
+    answers_option,
+    batch_options,
+    index_options,
+    option,
+    token_option,
+)
 from swarm.judge.pipeline import (
     BatchResult,
     OutputJob,
@@ -66,39 +75,38 @@ ACTIONS = {
 }
 
 
-def add_options(action: str, parser: argparse.ArgumentParser) -> None:
-    """Add the options of an action; see `swarm.judge.cli.JudgeFormat`."""
-    add = parser.add_argument
-    if action == "generate":
-        add(
-            "--num_choices",
-            type=number_type(int, 1),
-            default=1,
-            metavar="N",
-            help="answers per question; the first is judged (%(default)s)",
-        )
-        add(
-            "--temperature",
-            "--force_temperature",
-            type=number_type(float, 0),
-            help="replaces the category's; a question's own takes precedence",
-        )
-        add_token_option(parser, 1024, "an answer to one turn")
-    else:
-        add("--mode", choices=tuple(JUDGING_MODES), default="single", help="(%(default)s)")
-        add("--baseline", metavar="NAME", help="opponent of all others with pairwise-baseline")
-    if action == "judge":
-        add_answers_option(parser)
-        add("--references", metavar="FILE", help="answers that replace the questions' references")
-        add_token_option(parser, 1024, "a reply")
+EXAMPLES = {
+    "generate": "--model moa/lite --output outputs/moa.jsonl",
+    "judge": "--answers outputs/moa.jsonl --judge gpt-4o --out outputs",
+    "show": "--out outputs",
+}
+
+
+def list_options(action: str) -> list[click.Parameter]:
+    """Return the options of an action; see `swarm.judge.cli.JudgeFormat`."""
+    modes = [
+        option("--mode", type=click.Choice(list(JUDGING_MODES)), default="single"),
+        option("--baseline", metavar="NAME", help="Opponent of all with pairwise-baseline."),
+    ]
     if action == "show":
-        add("--out", required=True, type=parse_folder, metavar="FOLDER", help="as of judge")
-        return
-    index = number_type(int, 0)
-    add("--questions", default=QUESTIONS_FILE, metavar="FILE", help="(%(default)s, included)")
-    add("--question_begin", type=index, metavar="N", help="index of the first question, from 0")
-    add("--question_end", type=index, metavar="N", help="index after the last question")
-    add_batch_options(parser, limit=("--first_n",), batch=("--parallel",))
+        return [*modes, option("--out", required=True, type=FOLDER, help="As of judge.")]
+    questions = [
+        option("--questions", default=QUESTIONS_FILE, metavar="FILE", help="Included."),
+        *index_options(),
+        *batch_options(limit=("--first-n",), batch=("--parallel",)),
+    ]
+    if action == "judge":
+        text = "Answers that replace the questions' references."
+        references = option("--references", metavar="FILE", help=text)
+        return [*modes, answers_option(), references, token_option(1024, "a reply"), *questions]
+    number = "Answers per question; the first is judged."
+    heat = "Replaces the category's; a question's own takes precedence."
+    return [
+        option("--num-choices", type=Positive, default=1, help=number),
+        option("temperature", "--temperature", "--force-temperature", type=Number, help=heat),
+        token_option(1024, "an answer to one turn"),
+        *questions,
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,12 +190,12 @@ def read_answers(paths: Iterable[str | Path]) -> dict[str, dict[QuestionId, tupl
     return found
 
 
-def _load_questions(given: argparse.Namespace, references: str = "") -> list[MTBenchQuestion]:
+def _load_questions(given: Options, references: str = "") -> list[MTBenchQuestion]:
     path = find_path(given.questions)
     return read_questions(path, given.question_begin, given.question_end, references)[: given.limit]
 
 
-def build_answer_job(given: argparse.Namespace) -> OutputJob:
+def build_answer_job(given: Options) -> OutputJob:
     """Return the job of answering turn by turn: all first turns, then all second ones, and so on.
 
     Rows: {question_id, answer_id, model_id, choices: [{index, turns}], tstamp}.
@@ -197,7 +205,7 @@ def build_answer_job(given: argparse.Namespace) -> OutputJob:
     return OutputJob(records, given.output, "answers", ("question_id", "model_id"))
 
 
-def _answer(question: MTBenchQuestion, given: argparse.Namespace) -> RecordSteps:
+def _answer(question: MTBenchQuestion, given: Options) -> RecordSteps:
     choices: list[list[str]] = [[] for _ in range(given.num_choices)]
     for turn in range(1, len(question.turns) + 1):
         replies = yield {
@@ -219,7 +227,7 @@ def _answer(question: MTBenchQuestion, given: argparse.Namespace) -> RecordSteps
 
 
 def _build_request(
-    question: MTBenchQuestion, answers: Sequence[str], choice: int, given: argparse.Namespace
+    question: MTBenchQuestion, answers: Sequence[str], choice: int, given: Options
 ) -> Request:
     prompt = [Message("user", question.turns[0])]
     for answer, next_ in zip(answers, question.turns[1:], strict=False):
@@ -348,7 +356,7 @@ ROW_FIELDS: Mapping[str, FieldTypes] = {
 }
 
 
-def build_judge_job(given: argparse.Namespace) -> OutputJob:
+def build_judge_job(given: Options) -> OutputJob:
     """Return the job of grading every turn of every answer, or of comparing pairs of answers.
 
     Raises:
@@ -375,7 +383,7 @@ def build_judge_job(given: argparse.Namespace) -> OutputJob:
     return OutputJob(records, output, "verdicts", IDENTITY_FIELDS[kind], notes, _describe_unparsed)
 
 
-def _resolve_baseline(given: argparse.Namespace) -> str | None:
+def _resolve_baseline(given: Options) -> str | None:
     """Return the baseline model, in the mode that has one.
 
     Raises:
@@ -423,7 +431,7 @@ def _describe_unparsed(rows: Sequence[JsonRow], replies: BatchResult) -> list[st
 
 
 def _grade(
-    given: argparse.Namespace, question: MTBenchQuestion, turn: int, answers: ModelTurns
+    given: Options, question: MTBenchQuestion, turn: int, answers: ModelTurns
 ) -> RecordSteps:
     """Grade the answer to one turn from 1 to 10; a reply without a grade has the score -1."""
     ((model, turns),) = answers.items()
@@ -444,7 +452,7 @@ def _grade(
 
 
 def _compare(
-    given: argparse.Namespace, question: MTBenchQuestion, turn: int, answers: ModelTurns
+    given: Options, question: MTBenchQuestion, turn: int, answers: ModelTurns
 ) -> RecordSteps:
     """Compare the answers of two models to one turn, in both orders.
 
@@ -499,7 +507,7 @@ class TurnVerdict(NamedTuple):
     turned: bool = False
 
 
-def compute_tables(given: argparse.Namespace) -> tuple[list[JsonRow], list[str]]:
+def compute_tables(given: Options) -> tuple[list[JsonRow], list[str]]:
     """Compute the table rows of each judge and model, by category and turn, each with "all".
 
     A row is {judge, model, category, turn, average, low, high, n, unparsed}; for pairs the average

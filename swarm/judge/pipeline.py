@@ -5,11 +5,11 @@ model. A format (`alpaca_eval`, `mt_bench`, `flask`) reads its files and describ
 `Record`; this module sends the requests, stores the replies and writes the rows.
 """
 
-import argparse
 import sys
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace as Options
 from typing import Any, NamedTuple
 
 from swarm._util.files import short_digest
@@ -260,8 +260,8 @@ def format_usage(what: str, usage: Mapping[str, Any]) -> str:
     )
 
 
-def build_sampled_request(question: str, given: argparse.Namespace, sample: int = 0) -> Request:
-    """Build the request of an answer with `swarm.judge.cli.add_sampling_options`."""
+def build_sampled_request(question: str, given: Options, sample: int = 0) -> Request:
+    """Build the request of an answer with `swarm.judge.cli.sampling_options`."""
     before = (Message("system", given.system),) if given.system else ()
     return Request(
         (*before, Message("user", question)),
@@ -272,7 +272,7 @@ def build_sampled_request(question: str, given: argparse.Namespace, sample: int 
     )
 
 
-def build_judge_request(prompt: str, given: argparse.Namespace) -> Request:
+def build_judge_request(prompt: str, given: Options) -> Request:
     """Build a judge's request; sampling is greedy, so that a judgement can be repeated."""
     return Request(prompt, given.max_tokens, temperature=0.0)
 

@@ -1,11 +1,9 @@
 """Answers kept in one file: for later, for other processes, and without a key or a failure."""
 
 import json
-import os
 import pickle
 import random
 import re
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -17,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import endpoints
-import fake_models
 import pytest
 import searches
 
@@ -52,15 +49,6 @@ def test_values_stay(tmp_path: Path) -> None:
     for key in many:
         cache.put(key, key)
     assert cache.get(many) == {key: key for key in many}
-
-
-def test_the_default_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MODEL_SWARMS_CACHE", str(tmp_path))
-    cache = Cache()
-    cache.put("a", 1)
-    assert cache.path == tmp_path / "answers.sqlite"
-    assert {one.name[14:] for one in tmp_path.iterdir()} == {"", "-wal", "-shm"}
-    assert {one.stat().st_mode & 0o777 for one in tmp_path.iterdir()} == {0o600}
 
 
 def test_processes_and_threads_share_a_file(tmp_path: Path) -> None:
@@ -148,33 +136,6 @@ def test_a_process_that_ends_takes_no_answers_with_it(tmp_path: Path, guest_is_f
         assert read_elsewhere(file, keys) == wanted
 
 
-FORKED = """
-import os, sys, time
-from swarm.models.cache import Cache
-cache, parent = Cache(sys.argv[1]), os.getpid()
-cache.put("a", 1)
-if os.fork() == 0:
-    cache.put("b", 2)
-    while os.getppid() == parent:
-        time.sleep(0.01)
-    cache.put("c", 3)
-    print(cache.get(["a", "b", "c"]), flush=True)
-    sys.stdin.readline()
-else:
-    while not cache.get(["b"]):
-        time.sleep(0.01)
-    del cache
-"""
-
-
-def test_a_forked_child_outlives_its_parent(tmp_path: Path) -> None:
-    file, wanted = str(tmp_path / "answers.sqlite"), {"a": 1, "b": 2, "c": 3}
-    child = start(FORKED, file)
-    assert child.stdout and child.stdout.readline() == f"{wanted}\n"
-    assert read_elsewhere(file, ["a", "b", "c"]) == wanted
-    child.communicate("\n", timeout=60)
-
-
 @pytest.mark.parametrize("lost", ["everything", "-wal", "replaced"])
 def test_a_file_that_is_lost_beneath_a_connection_is_opened_again(
     tmp_path: Path, lost: str
@@ -193,21 +154,6 @@ def test_a_file_that_is_lost_beneath_a_connection_is_opened_again(
     assert cache.put("b", 2) == 2
     wanted = {"replaced": {"c": 3}, "-wal": {"a": 1}}.get(lost, {}) | {"b": 2}
     assert read_elsewhere(str(file), ["a", "b", "c"]) == wanted == cache.get(["a", "b", "c"])
-
-
-def test_an_io_error_is_met_with_a_new_connection(tmp_path: Path) -> None:
-    """The write-ahead log is cut, so that SQLite cannot read what its index lists."""
-    cache = Cache(str(tmp_path / "answers.sqlite"))
-    cache.put("a", 1)
-    del cache  # into the file itself
-    cache = Cache(str(tmp_path / "answers.sqlite"))
-    more = {f"b{n}": "x" * 10_000 for n in range(300)}  # more than SQLite keeps in memory
-    cache.put_many(more)
-    os.truncate(tmp_path / "answers.sqlite-wal", 0)
-    keys = ["a", *more]
-    assert cache.get(keys) == {"a": 1}
-    cache.put("c", 2)
-    assert read_elsewhere(str(cache.path), ["a", "c"]) == {"a": 1, "c": 2}
 
 
 PUTTER = """
@@ -267,37 +213,6 @@ def test_a_file_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
         Cache(5)  # type: ignore[arg-type]
 
 
-def test_keys_change_with_every_part() -> None:
-    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "temperature": 0.0}
-    keys = {
-        make_cache_key("chat", "http://a", body),
-        make_cache_key("chat", "http://b", body),
-        make_cache_key("chat", "http://a", {**body, "temperature": 1.0}),
-        make_cache_key("chat", "http://a", {**body, "seed": 1}),
-        make_cache_key(
-            "chat", "http://a", {**body, "messages": [{"role": "user", "content": "hi "}]}
-        ),
-        make_cache_key(
-            "chat", "http://a", {**body, "messages": [{"role": "user", "content": "\ud800"}]}
-        ),
-        make_cache_key("chat", "http://a", body, 1),
-    }
-    assert len(keys) == 7
-    assert make_cache_key("chat", {"b": 1, "a": 2}) == make_cache_key("chat", {"a": 2, "b": 1})
-
-
-def test_ten_thousand_answers_are_read_quickly(tmp_path: Path) -> None:
-    cache = Cache(str(tmp_path / "answers.sqlite"))
-    keys = [make_cache_key(n) for n in range(10_000)]
-    cache.put_many({key: {"text": "some words " * 50, "prompt_tokens": 9} for key in keys}, "m")
-    took = []
-    for _ in range(3):
-        begun = time.process_time()
-        assert len(cache.get(keys)) == 10_000
-        took.append(time.process_time() - begun)
-    assert min(took) < 1
-
-
 @pytest.fixture
 def kept(tmp_path: Path) -> str:
     """Two answers of 2020, one of an unknown model, and two of today."""
@@ -347,16 +262,6 @@ def test_prune(
     assert would.replace("would remove", "removed") == done
     assert f"removed {4 - len(left)} response" in done
     assert set(Cache(kept).get(everything)) == left
-
-
-def test_prune_gives_the_disk_its_space_back(tmp_path: Path) -> None:
-    cache = Cache(str(tmp_path / "answers.sqlite"))
-    for n in range(200):
-        cache.put(f"{n}", "x" * 10_000, "m")
-    before = cache.path.stat().st_size
-    entry.main(["prune", "--larger-than", "100kB", "--file", str(cache.path)])
-    assert cache.path.stat().st_size < before / 5
-    assert len(cache.get([f"{n}" for n in range(200)])) == 9
 
 
 @pytest.mark.parametrize(
@@ -458,22 +363,6 @@ def test_everything_that_changes_an_answer_is_in_the_key(tmp_path: Path) -> None
     assert model.generate([Request("s", temperature=1.0, sample=2)])[0].cached
     greedy = [Request("s", temperature=0.0), Request("s", temperature=0.0, sample=5)]
     assert len({one.text for one in model.generate(greedy)}) == 1
-
-
-def test_a_key_is_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TALKER_KEY", fake_models.KEY)
-
-    def careless(asked: endpoints.Asked) -> endpoints.Reply:
-        return endpoints.chat(f"you sent {asked.headers['Authorization']}")
-
-    with endpoints.endpoint(careless) as endpoint:
-        model = OpenAI(
-            "m", endpoint.url, "TALKER_KEY", cache=Cache(str(tmp_path / "answers.sqlite"))
-        )
-        assert model.generate([Request("hi")])[0].text == "you sent Bearer ***"
-        list(model.stream(Request("ho")))
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert files and not [p for p in files if fake_models.KEY.encode() in p.read_bytes()]
 
 
 def lone_warning(caplog: pytest.LogCaptureFixture, file: Path) -> bool:
@@ -583,25 +472,6 @@ model = OpenAI("small", url, None, temperature=None, cache=Cache(file))
 requests = [Request(f"q{n}") for n in range(int(count))]
 print("\\n".join(done.text for done in model.generate(requests)), flush=True)
 """
-
-
-def test_no_process_waits_for_another(tmp_path: Path) -> None:
-    """One is stopped while its request is under way."""
-    file = str(tmp_path / "answers.sqlite")
-    waits = iter([60.0])
-    said = lambda asked: replace(endpoints.chat("well"), wait=next(waits, 0.0))  # noqa: E731
-    with endpoints.endpoint(said) as server:
-        stopped = start(ASKER, server.url, file, "1")
-        while not server.asked:
-            time.sleep(0.01)
-        stopped.send_signal(signal.SIGSTOP)
-        try:
-            other = start(ASKER, server.url, file, "1")
-            assert other.communicate(timeout=30)[0] == "well\n" and len(server.asked) == 2
-        finally:
-            other.kill()
-            stopped.kill()
-            stopped.wait()
 
 
 def test_two_processes_that_ask_at_once_have_the_same_answers(tmp_path: Path) -> None:

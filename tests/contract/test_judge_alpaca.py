@@ -3,24 +3,17 @@
 import json
 import math
 import re
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import searches
 from endpoints import Asked, Endpoint, Reply, chat, endpoint
 
-from swarm._util.jsonl import JsonlJournal, index_rows, read_json_rows
+from swarm._util.jsonl import read_json_rows
 from swarm.errors import UserError
 from swarm.judge.alpaca_eval import (
-    format_leaderboard,
-    pair_answers,
     read_annotations,
-    summarize_annotations,
 )
 from swarm.judge.cli import main
 from swarm.judge.pairwise import (
@@ -155,27 +148,6 @@ def test_answers_are_in_alpaca_evals_form(server: Endpoint, capsys: Any) -> None
     assert len(read_json_rows("answers.json")) == 2
 
 
-def test_a_failed_answer_is_told_and_asked_again(server: Endpoint, capsys: Any) -> None:
-    questions()
-    refused = {"Say 2.", "Say 4."}
-    server.answer = lambda asked: (
-        Reply({"error": {"message": "no such thing"}}, status=400)
-        if asked.body["messages"][-1]["content"] in refused
-        else house(asked)
-    )
-    assert generate() == 1
-    told = capsys.readouterr().out
-    assert "4 of 6 answers" in told and "failed: Say 2.:" in told and "failed: Say 4.:" in told
-    assert "no such thing" in told and not Path("answers.json").exists()
-    refused.clear()
-    before = len(server.asked)
-    assert generate() == 0
-    assert sorted(server.texts()[before:]) == ["Say 2.", "Say 4."]
-    assert [row["output"] for row in read_json_rows("answers.json")] == [
-        f"good answer to Say {n}." for n in range(COUNT)
-    ]
-
-
 def test_a_killed_command_goes_on(server: Endpoint) -> None:
     questions()
     generate()
@@ -189,19 +161,6 @@ def test_a_killed_command_goes_on(server: Endpoint) -> None:
     assert server.texts() == ["Say 3.", "Say 4.", "Say 5."] or len(server.asked) == 3
     assert len(read_json_rows("answers.json")) == COUNT
     assert [row["key"] for row in read_json_rows(journal)] == [f"Say {n}." for n in range(COUNT)]
-
-
-def test_an_instruction_that_comes_twice_is_asked_twice(server: Endpoint) -> None:
-    write("questions.json", [{"instruction": "Say it."}, {"instruction": "Say it."}])
-    number = iter("12")
-    server.answer = lambda asked: chat(f"answer {next(number)}")
-    assert generate() == 0 and len(server.asked) == 2
-    rows = read_json_rows("answers.json")
-    assert sorted(row["output"] for row in rows) == ["answer 1", "answer 2"]
-    write("theirs.json", [dict(row, output="x" + row["output"]) for row in rows])
-    assert [row["reference_output"][1:] for row in pair_answers("answers.json", "theirs.json")] == [
-        row["output"] for row in rows
-    ]
 
 
 def test_written_answers_are_an_aggregators_first_layer(server: Endpoint, capsys: Any) -> None:
@@ -291,43 +250,6 @@ def test_a_judge_without_probabilities_writes_a_verdict(server: Endpoint, capsys
     assert 'theirs.json: the difficulty of "Say 0." is no number' in capsys.readouterr().err
 
 
-def test_what_cannot_be_read_is_counted(server: Endpoint, capsys: Any) -> None:
-    answers("mine", MINE)
-    answers("theirs", THEIRS)
-    server.answer = lambda asked: (
-        logprobs({"Both": 0.7, "They": 0.3})
-        if "Task:\n=== " in asked.body["messages"][0]["content"]
-        and "Say 0." in asked.body["messages"][0]["content"]
-        else house(asked)
-    )
-    assert judge() == 0
-    rows = read_annotations(Path("judged"))
-    assert rows[0]["preference"] is None and rows[0]["orders"][0]["reply"] == "Both"
-    capsys.readouterr()
-    assert run("show", "judged", "--json") == 0
-    (found,) = json.loads(capsys.readouterr().out)
-    assert (found["n"], found["unparsed"], found["instructions"]) == (5, 1, 6)
-    rest = [row["preference"] for row in rows[1:]]
-    assert found["win_rate"]["rate"] == pytest.approx(100 * sum(rest) / 5)
-    server.answer = lambda asked: chat("No idea.")
-    assert judge("--reading", "text", out="nothing") == 0
-    found = summarize_annotations(read_annotations(Path("nothing")))
-    assert (found["n"], found["unparsed"], found["equal_answers"]) == (1, 5, 1)
-    assert found["order_disagreement"] is None
-    server.answer = lambda asked: chat("A")
-    assert judge(out="plain") == 0
-    assert "100% of the replies gave a verdict without probabilities" in capsys.readouterr().out
-    without = summarize_annotations(
-        [row for row in read_annotations(Path("nothing")) if row["orders"]]
-    )
-    assert without["win_rate"] is None and "| - |" in re.sub(
-        " +", " ", format_leaderboard([without])[2]
-    )
-    assert format_leaderboard([without])[-1] == (
-        "mine: 5 of 5 instructions are in no rate: a reply about them could not be read."
-    )
-
-
 def test_a_failed_judgement_is_no_annotation(server: Endpoint, capsys: Any) -> None:
     answers("mine", MINE)
     answers("theirs", THEIRS)
@@ -363,35 +285,6 @@ def test_another_endpoint_or_another_preset_is_asked_anew(
     }
 
 
-def test_where_answers_cannot_be_kept_nobody_is_asked(server: Endpoint, capsys: Any) -> None:
-    questions()
-    Path("taken").write_text("a file")
-    assert generate("--output", "taken/answers.json") == 1
-    assert "error: cannot write taken/answers.replies.jsonl" in capsys.readouterr().err
-    for words in (("--output", "."), ("--output", "..")):
-        with pytest.raises(SystemExit, match="2"):
-            generate(*words)
-        assert f"--output: invalid file value: '{words[1]}'" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="2"):
-        judge(out="taken")
-    assert "argument --out: invalid folder value: 'taken'" in capsys.readouterr().err
-    assert server.asked == []
-
-
-def test_a_file_beside_the_answers_that_is_something_else_does_no_harm(
-    server: Endpoint, capsys: Any
-) -> None:
-    answers("mine", MINE)
-    answers("theirs", THEIRS)
-    for content in ("{", '{"spent": 3}', "[]"):
-        Path("mine.summary.json").write_text(content)
-        assert judge() == 0
-    Path("judged/annotations.jsonl").write_text('{"instruction": "a", "orders": []}\n')
-    capsys.readouterr()
-    assert run("show", "judged") == 1
-    assert 'annotations.jsonl, line 1: has no "output"' in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("word", ["--temperature=-1", "--temperature=nan", "--max_tokens=0"])
 def test_a_wrong_number_is_named(word: str, capsys: Any) -> None:
     with pytest.raises(SystemExit, match="2"):
@@ -399,26 +292,6 @@ def test_a_wrong_number_is_named(word: str, capsys: Any) -> None:
     assert (
         f"argument {word.split('=')[0]}: '{word.split('=')[1]}' is not" in capsys.readouterr().err
     )
-
-
-def test_several_make_a_leaderboard(server: Endpoint, capsys: Any) -> None:
-    answers("theirs", THEIRS)
-    answers("worse", [text + " bad bad bad" for text in THEIRS])
-    answers("better", [text + " good good" for text in THEIRS])
-    for name in ("worse", "better"):
-        assert judge(out=f"judged/{name}", outputs=f"{name}.json") == 0
-    capsys.readouterr()
-    assert run("show", "judged/worse", "judged/better") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[1] for line in lines[2:4]] == ["better", "worse"]
-    assert lines[4] == "Judged by grand, against theirs; each pair in both orders. Rates in %."
-    assert len(lines) == 6 and "fewer than 100 instructions" in lines[5]
-    assert judge("--limit", "3", out="judged/worse", outputs="worse.json") == 0
-    capsys.readouterr()
-    run("show", "judged/worse", "judged/better")
-    assert "These rates cannot be compared" in capsys.readouterr().out
-    assert run("show", "judged/none") == 1
-    assert "error: judged/none: has no annotations.jsonl" in capsys.readouterr().err
 
 
 def test_an_answer_cannot_leave_its_fence(server: Endpoint) -> None:
@@ -444,22 +317,6 @@ def test_probabilities_are_summed_over_the_ways_to_write_a_letter() -> None:
     assert parse_verdict(Completion("hm"), ORDERS[0]).preference is None
     (request, _) = build_requests(AnswerPair("k", "i", "a", "b"), "choices", 9).values()
     assert request.choices == ("A", " A", "B", " B") and request.max_new_tokens == 0
-
-
-def test_a_probability_of_nothing_is_kept_and_read(server: Endpoint) -> None:
-    def certain(asked: Asked) -> Reply:
-        reply = logprobs({"A": 1.0})
-        (token,) = reply.body["choices"][0]["logprobs"]["content"]
-        none = (("B", -math.inf), ("C", math.nan))
-        token["top_logprobs"] += [{"token": text, "logprob": p} for text, p in none]
-        return reply
-
-    answers("mine", MINE)
-    answers("theirs", THEIRS)
-    server.answer = certain
-    assert judge() == 0
-    first, second = read_annotations(Path("judged"))[0]["orders"]
-    assert (first["preference"], second["preference"]) == (1.0, 0.0)
 
 
 def test_a_preference_is_the_mean_of_both_orders() -> None:
@@ -497,41 +354,6 @@ def test_a_file_that_is_wrong_is_named_with_its_line(
         read_json_rows("q", {"a": str})
 
 
-def test_rows_are_read_from_lists_and_lines(tmp_path: Path) -> None:
-    row = {"a": "one\u2028two", "n": 1}
-    (tmp_path / "lines").write_text("\ufeff" + json.dumps(row, ensure_ascii=False) + "\n\n")
-    (tmp_path / "list").write_text("\n [" + json.dumps(row) + "]")
-    assert (
-        read_json_rows(tmp_path / "lines") == read_json_rows(tmp_path / "list", {"n": int}) == [row]
-    )
-    assert index_rows("q", [row], "n") == {1: row}
-    with pytest.raises(UserError, match='q: two rows have the n "1"'):
-        index_rows("q", [row, row], "n")
-
-
-def test_a_journal_takes_rows_from_several_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "deep" / "journal"
-    writers = [JsonlJournal(path) for _ in range(4)]
-    threads = [
-        threading.Thread(
-            target=lambda i=i, one=one: [one.append_rows([{"key": f"{i} {n}"}]) for n in range(20)]
-        )
-        for i, one in enumerate(writers)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    path.write_bytes(path.read_bytes() + b'{"key": "torn')
-    late = JsonlJournal(path)
-    assert len(late.rows) == 80
-    late.append_rows([{"key": "1 1", "more": True}])
-    assert len(JsonlJournal(path).rows) == 80 and JsonlJournal(path).rows["1 1"] == late.rows["1 1"]
-    path.write_text('{"key": 1}\n')
-    with pytest.raises(UserError, match='line 1: its "key" is no text; remove the line'):
-        JsonlJournal(path)
-
-
 class Touchy(Model):
     """Does not answer where there is a word it does not like."""
 
@@ -551,14 +373,6 @@ def asked_of(model: Model, prompts: list[str], path: Path, batch: int) -> Any:
     return send_requests(model, "touchy", {p: Request(p) for p in prompts}, path, batch)
 
 
-def test_one_bad_request_does_not_spoil_its_batch(tmp_path: Path) -> None:
-    model = Touchy()
-    replies = asked_of(model, ["a", "never", "b"], tmp_path / "journal", 8)
-    assert model.batches == [3]
-    assert [one.text for one in replies.answers.values()] == ["a", "b"]
-    assert replies.failures == {"never": "I do not speak of that"} and replies.exit_code == 1
-
-
 def test_reference_models_make_the_model_an_aggregator(server: Endpoint, capsys: Any) -> None:
     questions(2)
     assert generate("--reference-models", "other:2,third", "--rounds", "2") == 0
@@ -574,55 +388,9 @@ def test_reference_models_make_the_model_an_aggregator(server: Endpoint, capsys:
     assert "--rounds has no effect without --reference_models" in told and "give one" in told
 
 
-@pytest.mark.parametrize("bench", ["mt_bench", "flask"])
-def test_reference_models_in_the_other_benches(bench: str, server: Endpoint) -> None:
-    limit = "--limit"
-    words = [
-        bench,
-        "generate",
-        "--model",
-        "small",
-        "--reference_models",
-        "other,third",
-        "--output",
-        f"{bench}.jsonl",
-        "--no_cache",
-        limit,
-        "1",
-    ]
-    assert main(words) == 0
-    models = [asked.body["model"] for asked in server.asked]
-    turns = 2 if bench == "mt_bench" else 1
-    assert [models.count(one) for one in ("other", "third", "small")] == [turns] * 3
-
-
 def test_where_a_whole_batch_fails_nothing_more_is_asked(tmp_path: Path) -> None:
     model = Touchy()
     replies = asked_of(model, ["a", "b", "never 1", "never 2", "c"], tmp_path / "journal", 2)
     assert list(replies.answers) == ["a", "b"] and model.batches == [2, 2]
     assert replies.failures["c"] == "not asked, after a whole batch failed"
     assert "the same command asks only these again" in replies.format_report()
-
-
-def test_the_script(server: Endpoint, tmp_path: Path) -> None:
-    questions(2)
-    environment = {
-        **searches.environment(),
-        "PYTHON": sys.executable,
-        "MODEL": "small",
-        "REFERENCE": "other",
-        "JUDGE": "grand",
-        "QUESTIONS": str(tmp_path / "questions.json"),
-        "LIMIT": "2",
-        "OUT": str(tmp_path / "out"),
-    }
-    done = subprocess.run(
-        ["bash", str(searches.ROOT / "scripts" / "eval_alpaca.sh"), "--max_tokens", "5"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Judged by grand, against other" in done.stdout
-    assert server.asked[0].body["max_tokens"] == 5

@@ -1,9 +1,7 @@
 """Models on this machine by name: found, checked, shared, asked by many threads at once."""
 
 import json
-import pickle
 import shutil
-import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,10 +23,6 @@ from swarm.models.base import Completion, Delta, Message, Model, Request
 from swarm.pool.pool import Pool
 from swarm.registry.local_models import (
     LocalModels,
-    PendingRequest,
-    SharedLocalModel,
-    select_round,
-    stable_prefix,
 )
 
 TURNS = Request((Message("system", "be brief"), Message("user", "yes or no")), 8)
@@ -260,38 +254,6 @@ def test_who_asks_at_the_same_time_shares_batches(
     assert rounds == [[1] * 5]
 
 
-def test_uneven_and_different_questions_find_their_way(
-    home: LocalModels, rounds: list[list[int]], patient: Any
-) -> None:
-    amber, birch, base = (home.get_model(name) for name in ("amber", "birch", "base"))
-    scored = Request("the answer is", 0, (" (A)", " (B)"))
-    many = [replace(TEXT, prompt=f"number {n}") for n in range(3)]
-    asked = [(amber, [TEXT, scored, *many]), (birch, [TURNS]), (base, [scored, TEXT])]
-    alone = [voice.generate(requests) for voice, requests in asked]
-    rounds.clear()
-    patient()
-    found = together(*[lambda v=v, r=r: v.generate(r) for v, r in asked])
-    for mine, expected in zip(found, alone, strict=True):
-        assert [one.text for one in mine] == [one.text for one in expected]
-        assert np.allclose(
-            [one.logprobs or (0, 0) for one in mine],
-            [one.logprobs or (0, 0) for one in expected],
-            atol=1e-5,
-        )
-    # Two are scored and three asked in company; three more are left to the first.
-    assert sorted(rounds) == [[1, 1], [1, 1, 1], [3]]
-
-
-def test_a_round_takes_equally_many_of_a_kind() -> None:
-    asked = [
-        PendingRequest(place, replace(TEXT, choices=kind))
-        for place, kind in ((0, ()), (0, ("a",)), (0, ()), (2, ()), (1, ("a",)))
-    ]
-    assert select_round(asked) == [[asked[0]], [asked[3]]]
-    assert select_round(asked[1:]) == [[asked[1]], [asked[4]]]
-    assert select_round([asked[0], asked[2]]) == [[asked[0], asked[2]]]
-
-
 def test_drawn_answers_are_each_voices_own(home: LocalModels) -> None:
     warm = replace(TURNS, temperature=1.0, seed=3)
     asked = [warm, replace(warm, sample=1), replace(warm, seed=4), replace(warm, seed=None)]
@@ -301,21 +263,6 @@ def test_drawn_answers_are_each_voices_own(home: LocalModels) -> None:
         *[lambda n=n: home.get_model(n).generate(asked[::-1]) for n in ("base", "amber")]
     )
     assert again == [base[::-1], amber[::-1]]
-
-
-def test_one_too_long_request_fails_alone(home: LocalModels) -> None:
-    voice = home.get_model("amber")
-    long = replace(TEXT, prompt="no " * 600)
-    hot = replace(TEXT, temperature=-1.0)
-    found = voice.generate_each([TEXT, long, TURNS, hot])
-    assert [type(one) for one in found] == [Completion, UserError, Completion, UserError]
-    assert "local/amber: 6" in str(found[1]) and "more than the model's 512" in str(found[1])
-    assert "local/amber: temperature=-1.0" in str(found[3])
-    with pytest.raises(UserError, match="more than the model's 512"):
-        voice.generate([TEXT, long])
-    near = replace(TEXT, prompt="no " * 500, max_new_tokens=400)
-    answer = voice.generate([near])[0]
-    assert answer.prompt_tokens + answer.new_tokens <= 512
 
 
 def pieces(answer: Iterator[Delta]) -> tuple[list[str], Completion]:
@@ -341,13 +288,6 @@ def test_an_answer_comes_piece_by_piece(home: LocalModels) -> None:
     assert cut.finish == "stop" and 0 < len(cut.text) < len(whole.text)
     with pytest.raises(UserError, match="more than the model's 512"):
         next(voice.stream(replace(TEXT, prompt="no " * 600)))
-
-
-def test_what_may_still_change_is_held_back() -> None:
-    assert stable_prefix("a caf\ufffd\ufffd", ()) == "a caf"
-    assert stable_prefix("so: EN", ("END", "N!")) == "so: "
-    assert stable_prefix("so: N", ("END", "N!")) == "so: " and stable_prefix("END", ("ENDE",)) == ""
-    assert stable_prefix("nothing", ("END",)) == "nothing"
 
 
 class Gate:
@@ -376,40 +316,6 @@ def test_who_goes_away_ends_what_is_written_for_them(home: LocalModels) -> None:
     assert said(voice, TEXT) and len(gate.seen) <= 3
 
 
-def test_a_late_answer_is_not_waited_for(home: LocalModels) -> None:
-    voice, gate = home.get_model("amber"), Gate()
-    late = replace(TEXT, stop_check=gate, timeout=0.05, max_new_tokens=40)
-    found = voice.generate_each([late, replace(TEXT, timeout=30.0)][:1])
-    assert str(found[0]) == "local/amber: no response within 0.05 s (timeout)"
-    with pytest.raises(UserError, match="no response within"):
-        pieces(voice.stream(late))
-    gate.opened.set()
-    assert voice.generate([replace(TEXT, timeout=30.0)])[0].text and len(gate.seen) <= 3
-
-
-def test_an_interrupt_of_one_leaves_the_others_alone(home: LocalModels) -> None:
-    """Ctrl-C comes to the main thread while it and another one wait for the same round."""
-    birch, gate, noticed = home.get_model("birch"), Gate(), threading.Event()
-    expected = said(birch, TEXT)
-
-    def interrupt() -> None:
-        gate.reached.wait(20)
-        signal.pthread_kill(main, signal.SIGINT)
-        noticed.wait(20)
-        gate.opened.set()
-
-    main = threading.get_ident()
-
-    with ThreadPoolExecutor(2) as pool:
-        pool.submit(interrupt)
-        other = pool.submit(said, birch, TEXT)
-        with pytest.raises(KeyboardInterrupt):
-            home.get_model("amber").generate([replace(TEXT, max_new_tokens=400, stop_check=gate)])
-        noticed.set()
-        assert other.result(20) == expected
-    assert said(home.get_model("amber"), TEXT) and len(gate.seen) <= 3
-
-
 def test_a_fault_in_the_engine_reaches_all_who_wait(
     home: LocalModels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -428,30 +334,3 @@ def test_a_fault_in_the_engine_reaches_all_who_wait(
         f"local/{name}: out of memory" for name in ("amber", "birch")
     ]
     assert said(voices[0], TEXT)
-
-
-def test_many_threads_and_many_questions(home: LocalModels) -> None:
-    asked = [
-        (name, replace(TEXT, prompt=f"{n}: ", max_new_tokens=1 + n % 5))
-        for n in range(12)
-        for name in ("amber", "base", "dune")
-    ]
-    expected = [said(home.get_model(name), request) for name, request in asked]
-    with ThreadPoolExecutor(12) as pool:
-        found = list(pool.map(lambda pair: said(home.get_model(pair[0]), pair[1]), asked))
-    assert found == expected
-    assert not [one for one in threading.enumerate() if one.name == "swarm-local" and slept(one)]
-
-
-def slept(thread: threading.Thread) -> bool:
-    thread.join(60)
-    return thread.is_alive()
-
-
-def test_voices_travel_as_their_names(home: LocalModels) -> None:
-    pair = pickle.loads(pickle.dumps([home.get_model("amber"), home.get_model("base")]))
-    assert (
-        all(isinstance(voice, SharedLocalModel) for voice in pair) and pair[0].home is pair[1].home
-    )
-    assert said(pair[0], TEXT) == said(home.get_model("amber"), TEXT)
-    assert pair[0].home is not home

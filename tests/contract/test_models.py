@@ -111,10 +111,6 @@ def test_order_is_kept_and_a_batch_is_its_requests(case: Case) -> None:
         assert [one.text for one in together] == [fake_models.function(r.prompt) for r in requests]
 
 
-def test_nothing_asked_is_nothing_answered(case: Case) -> None:
-    assert case.model.generate([]) == [] and case.model.generate_each([]) == []
-
-
 def test_a_system_turn_is_heard(case: Case) -> None:
     said = [
         case.model.generate(
@@ -125,22 +121,6 @@ def test_a_system_turn_is_heard(case: Case) -> None:
     assert said[0] != said[1] or not case.by_rule
     if case.by_rule:
         assert "system: Answer with one word." in said[0][0].text
-
-
-def test_earlier_turns_are_heard(case: Case) -> None:
-    turns = (
-        Message("system", "s"),
-        Message("user", "u1"),
-        Message("assistant", "a1"),
-        Message("user", "u2"),
-        Message("assistant", "a2"),
-        Message("user", "u3"),
-    )
-    (answer,) = case.model.generate([Request(turns, 40)])
-    if case.by_rule:
-        assert answer.text == (
-            "user: u3 / assistant: a2 / user: u2 / assistant: a1 / user: u1 / system: s"
-        )
 
 
 def test_a_failure_stays_in_its_place(case: Case) -> None:
@@ -180,12 +160,6 @@ def test_it_goes_to_another_process(case: Case) -> None:
     again = pickle.loads(pickle.dumps(case.model))
     if not isinstance(again, HFModel):
         assert again.generate([Request("hi", 5)]) == case.model.generate([Request("hi", 5)])
-
-
-def test_odd_texts_come_through(case: Case) -> None:
-    (answer,) = case.model.generate([Request(fake_models.ODD, 40)])
-    if not isinstance(case.model, HFModel | SharedLocalModel):
-        assert fake_models.ODD in answer.text
 
 
 def test_it_works_beside_a_running_event_loop(case: Case) -> None:

@@ -19,7 +19,6 @@ from swarm._util.threads import shared_event_loop
 from swarm.errors import UserError
 from swarm.models.base import Completion, Message, Request, Token
 from swarm.models.cache import Cache
-from swarm.models.http import HttpClient
 from swarm.models.http_errors import (
     AccessDenied,
     BadRequest,
@@ -29,7 +28,6 @@ from swarm.models.http_errors import (
     ServerFault,
 )
 from swarm.models.openai import OpenAI
-from swarm.models.openai_protocol import chat_url
 from swarm.models.rate_limit import Limits
 
 KEY = "sk-very-secret-0123456789"
@@ -60,19 +58,6 @@ def test_turns_and_plain_prompts_are_chats() -> None:
     assert [turn["role"] for turn in bodies[1]["messages"]] == ["system", "user"]
     assert {asked.path for asked in server.asked} == {"/v1/chat/completions"}
     assert "Authorization" not in server.asked[0].headers
-
-
-def test_what_is_null_is_not_sent() -> None:
-    with endpoint(echo) as server:
-        model(server, temperature=None, tokens_field="max_completion_tokens").generate(
-            [Request("a", 5)]
-        )
-        url = {"base_url": server.url + "/"}
-        model(server, **url, body={"temperature": 0.7}).generate([Request("a", 5)])
-    sent = server.asked[0].body
-    assert set(sent) == {"messages", "model", "max_completion_tokens"}
-    assert server.asked[1].body["temperature"] == 0.7
-    assert server.asked[1].path == "/v1/chat/completions"
 
 
 @pytest.mark.parametrize(
@@ -144,12 +129,6 @@ def test_tokens_and_cost_are_counted() -> None:
     assert mine.totals.cost == pytest.approx(3 * each) and mine.totals.cached == 0
 
 
-def test_no_usage_is_no_tokens() -> None:
-    bare = Reply({"choices": [{"message": {"content": "x"}}], "usage": None})
-    with endpoint(in_turn(bare)) as server:
-        assert model(server).generate([Request("a")]) == [Completion("x")]
-
-
 def test_kept_answers_are_not_paid_for_twice(tmp_path: Path) -> None:
     cache = {"cache": Cache(str(tmp_path / "answers.sqlite"))}
     with endpoint(echo) as server:
@@ -207,22 +186,6 @@ def test_samples_are_kept_one_by_one(tmp_path: Path) -> None:
         more = model(server, **keep).generate([Request("a")] * 4)
         assert more[:3] == first and len({c.text for c in more}) == 4
         assert len(server.asked) == 4
-
-
-def test_failures_are_not_kept_and_what_came_before_them_is(tmp_path: Path) -> None:
-    def answer(asked: Asked) -> Reply:
-        if asked.body["messages"][-1]["content"] == "bad":
-            return Reply({"error": {"message": "no", "code": "invalid_value"}}, 400)
-        return echo(asked)
-
-    keep = {"cache": Cache(str(tmp_path / "answers.sqlite")), "limits": Limits(concurrency=1)}
-    with endpoint(answer) as server:
-        with pytest.raises(BadRequest, match="no"):
-            model(server, **keep).generate([Request("a"), Request("b"), Request("bad")])
-        assert len(server.asked) == 3
-        server.answer = echo
-        texts = [c.text for c in model(server, **keep).generate([Request("a"), Request("bad")])]
-        assert texts == ["you said a", "you said bad"] and len(server.asked) == 4
 
 
 def test_an_interrupt_loses_no_answer_that_has_come(tmp_path: Path) -> None:
@@ -426,39 +389,6 @@ def test_a_server_that_does_not_know_n_is_asked_one_by_one(
     assert caplog.text.count("fewer samples") == 1
 
 
-def test_each_of_several_samples_meets_the_same_refusal() -> None:
-    refusal = Reply({"error": {"message": "not that", "code": "content_filter"}}, 400)
-    with endpoint(in_turn(refusal)) as server:
-        mine = model(server, temperature=1.0, samples_at_once=3)
-        done = mine.generate([Request("a")] * 3)
-    assert done == [Completion("", finish="content_filter")] * 3 and mine.totals.failed == 3
-
-
-@pytest.mark.parametrize(
-    ("asked", "other", "same"),
-    [
-        ("gpt-4o", "gpt-4o-2024-08-06", True),
-        ("meta-llama/Llama-3-8b", "llama-3-8B", True),
-        ("models/flash", "flash", True),
-        ("claude-3-5-sonnet-latest", "claude-3-5-sonnet-20241022", True),
-        ("small", "", True),
-        ("qwen2:7b", "qwen2:72b", False),
-        ("gpt-4o", "gpt-3.5-turbo", False),
-    ],
-)
-def test_another_model_that_answers_is_told_of_once(
-    asked: str, other: str, same: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    reply = chat("well")
-    reply.body["model"] = other
-    with endpoint(in_turn(reply)) as server:
-        mine = model(server, model=asked)
-        done = mine.generate([Request("a"), Request("b")]) + mine.generate([Request("c")])
-    assert {c.model for c in done} == {other}
-    words = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert [word.endswith(f"from another model, {other}") for word in words] == [True] * (not same)
-
-
 def test_answers_and_errors_side_by_side(tmp_path: Path) -> None:
     def answer(asked: Asked) -> Reply:
         text = asked.body["messages"][-1]["content"]
@@ -517,17 +447,6 @@ def test_what_holds_for_all_requests_is_asked_once(reply: Reply, kind: type[Exce
         assert [type(f) for f in found] == [kind] * 30 and len(server.asked) == 2
 
 
-def test_nothing_can_be_asked_at_all(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("MY_KEY", raising=False)
-    with endpoint(echo) as server:
-        lost = model(server, api_key_env="MY_KEY").generate_each([Request("a")] * 2)
-        assert all("MY_KEY is not set" in str(error) for error in lost) and len(lost) == 2
-        (tmp_path / "file").write_text("x")
-        wrong = model(server, cache=Cache(str(tmp_path / "file" / "a.sqlite")))
-        assert all("cannot be used" in str(e) for e in wrong.generate_each([Request("a")] * 2))
-        assert server.asked == []
-
-
 def test_an_answer_has_a_time_limit_with_all_its_repetitions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -550,55 +469,6 @@ def test_an_answer_has_a_time_limit_with_all_its_repetitions(
         )
         stalled, well = model(server).generate_each([Request("a", timeout=0.3), Request("b")])
         assert str(stalled).endswith("no response within 0.3 s") and isinstance(well, Completion)
-
-
-def test_our_own_limits_do_not_count_as_waiting() -> None:
-    with endpoint(echo) as server:
-        mine = model(server, limits=Limits(requests_per_minute=20))
-        found = mine.generate_each([Request(f"{n}", timeout=2.9) for n in range(2)])
-    assert [type(f) for f in found] == [Completion] * 2
-    assert all(f.seconds < 2.9 for f in found if isinstance(f, Completion))
-
-
-def test_models_of_one_endpoint_share_its_limits() -> None:
-    def answer(asked: Asked) -> Reply:
-        if asked.body["model"] == "none":
-            return Reply({"error": "unknown"}, 404)
-        return Reply(chat("well").body, wait=0.03)
-
-    with endpoint(answer) as server:
-        client = HttpClient("home", chat_url(server.url), None, Limits(concurrency=3))
-        direct = [OpenAI(name, client=client) for name in ("small", "big", "huge")]
-        for models in (direct, pickle.loads(pickle.dumps(direct))):
-            asked = [Request(f"{n}") for n in range(6)]
-            threads = [threading.Thread(target=m.generate, args=(asked,)) for m in models]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        assert len(server.asked) == 36 and server.peak == 3
-        for key, value in (("base_url", server.url), ("api_key_env", None), ("limits", None)):
-            OpenAI("a", client=client, **{key: value})
-        with pytest.raises(NotFound, match=rf"^none \({re.escape(client.url)}\): 404 .*unknown"):
-            OpenAI("none", client=client).generate([Request("a")])
-    for wrong in ({"base_url": "http://b/v1"}, {"api_key_env": "KEY"}, {"limits": Limits()}):
-        with pytest.raises(UserError, match=f"client: its .*{next(iter(wrong))}"):
-            OpenAI("a", client=client, **wrong)
-
-
-def test_the_token_limit_learns_from_the_server() -> None:
-    with endpoint(in_turn(chat("x", prompt=50, new=50))) as server:
-        # 100 tokens a request are 50 ms at this limit; the estimate of 20,000 and more is 10 s
-        # and is put right after each answer.
-        mine = model(server, limits=Limits(concurrency=1, tokens_per_minute=120_000))
-        mine.generate([Request(f"{n}", 20_000) for n in range(6)])
-    times = [asked.time for asked in server.asked]
-    assert 0.2 <= times[-1] - times[0] <= 30
-
-
-def test_choices_cannot_be_scored() -> None:
-    with endpoint(echo) as server, pytest.raises(UserError, match="cannot score choices"):
-        model(server).generate([Request("a", 0, ("A", "B"))])
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Named endpoints: the file that ships, a user's own over it, and what is wrong with one."""
 
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from swarm.errors import UserError
 from swarm.models.base import Request
-from swarm.models.providers import Provider, Providers
+from swarm.models.providers import Providers
 from swarm.models.rate_limit import Limits
 
 Write = Callable[[str], Path]
@@ -61,15 +60,6 @@ def test_what_ships() -> None:
         assert model.tokens_field == field
 
 
-def test_models_of_a_provider_share_its_limits() -> None:
-    provider = Providers.load()["ollama"]
-    first, second = provider.create_model("a"), provider.create_model("b")
-    assert first.client.turns is second.client.turns
-    assert first.client.name == "a" and first.client.limits.timeout == 600
-    again = pickle.loads(pickle.dumps(provider))
-    assert again.create_model("a").client.url == first.client.url
-
-
 def test_a_users_file_adds_and_changes(write: Write) -> None:
     own = write(
         "together: {limits: {concurrency: 2}, prices: {a/b: {prompt: 0.5, new: 2}}}\n"
@@ -102,22 +92,6 @@ def test_settings_of_a_provider_are_sent_and_the_callers_go_first(write: Write) 
         {"model": "m", "temperature": 0.5, "seed": 7, "top_k": 3, "max_tokens": 9},
         {"model": "m", "temperature": 0.1, "top_k": 3, "max_tokens": 9},
     ]
-
-
-def test_where_the_file_is(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    default = tmp_path / "config" / "model-swarms" / "providers.yaml"
-    default.parent.mkdir(parents=True)
-    default.write_text("home: {base_url: 'http://localhost:1/v1'}")
-    assert "home" in Providers.load()
-    monkeypatch.setenv("MODEL_SWARMS_PROVIDERS", str(write("env: {base_url: 'http://a/v1'}")))
-    assert "env" in Providers.load() and "home" not in Providers.load()
-    assert "env" not in Providers.load(default)
-    monkeypatch.setenv("MODEL_SWARMS_PROVIDERS", str(tmp_path / "none.yaml"))
-    with pytest.raises(UserError, match=r"none.yaml: cannot be read: No such file"):
-        Providers.load()
-    default.write_text("")
-    monkeypatch.delenv("MODEL_SWARMS_PROVIDERS")
-    assert len(Providers.load()) == 12
 
 
 def test_the_environment_moves_openai(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,8 +161,3 @@ def test_what_is_wrong_is_one_line_that_names_file_provider_and_key(
         Providers.load(own)
     told = str(error.value)
     assert told.startswith(str(own)) and "\n" not in told and fake_models.KEY not in told
-
-
-def test_a_provider_of_ones_own_in_python() -> None:
-    provider = Provider("mine", {"base_url": "http://localhost:1/v1", "api_key_env": None})
-    assert Providers({"mine": provider})["mine"].create_model("m").client.api_key_env is None

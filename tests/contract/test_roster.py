@@ -3,7 +3,6 @@
 import json
 import linecache
 import pickle
-import re
 import shutil
 import subprocess
 import sys
@@ -65,14 +64,6 @@ def server() -> Iterator[endpoints.Endpoint]:
 )
 def test_counts(name: str, expected: tuple[str, int]) -> None:
     assert split_sample_count(name) == expected
-
-
-@pytest.mark.parametrize("name", ["gpt-4o:0", "llama:100", ":3", "a:20260101"])
-def test_counts_that_are_none(name: str) -> None:
-    with pytest.raises(
-        UserError, match=f"{name}: the sample count must be from 1 to 99.*write {name}:1"
-    ):
-        split_sample_count(name)
 
 
 @pytest.mark.parametrize(
@@ -237,29 +228,6 @@ def test_everything_is_checked_before_anything_is_asked(
             Roster().check([name])
     roster.open("cpu")
     assert server.asked == []
-
-
-@pytest.mark.parametrize("number", [0, 1])
-def test_the_programs_of_the_page_run(
-    number: int, server: endpoints.Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    page = (searches.ROOT / "docs" / "models.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) == 2
-    here = tmp_path / "here.yaml"
-    here.write_text(f"ollama: {{base_url: '{server.url}'}}")
-    monkeypatch.setenv("MODEL_SWARMS_PROVIDERS", str(here))
-    monkeypatch.setenv("LLM_USER_PATH", str(tmp_path / "llm"))
-    monkeypatch.setenv("OPENAI_API_KEY", fake_models.KEY)
-    exec(compile(blocks[number], "models.md", "exec"), {})
-    assert len(server.asked) == (2, 0)[number]
-
-
-def test_a_users_example_file_is_as_the_page_has_it(tmp_path: Path) -> None:
-    page = (searches.ROOT / "docs" / "models.md").read_text()
-    (example,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
-    (tmp_path / "mine.yaml").write_text(example)
-    assert {"together", "office"} <= set(Providers.load(tmp_path / "mine.yaml"))
 
 
 def test_a_roster_is_light() -> None:

@@ -1,6 +1,5 @@
 """The server as OpenAI's own client meets it: answers, pieces, errors, keys, clients that go."""
 
-import asyncio
 import json
 import socket
 import threading
@@ -16,7 +15,6 @@ import httpx2 as httpx
 import openai
 import pydantic
 import pytest
-from fake_agents import Streamer, slot
 from model_server import Slow, Told, served
 
 from swarm.errors import UserError
@@ -31,8 +29,6 @@ from swarm.models.http_errors import (
     ServerFault,
 )
 from swarm.models.openai import OpenAI
-from swarm.models.providers import Providers
-from swarm.multi_agent.consortium.consortium import Consortium
 from swarm.multi_agent.moa import MixtureOfAgents
 from swarm.multi_agent.types import AgentSpec
 from swarm.pool.pool import Pool
@@ -127,18 +123,6 @@ def test_roles_and_parts(url: str) -> None:
     answer = client(url).chat.completions.create(model="pieces", messages=turns)
     odd = f"user: {fake_models.ODD} / system: Be brief."
     assert answer.choices[0].message.content == f"user: one\ntwo / assistant: aye / {odd}"
-
-
-def test_stop_holds_for_every_sample(url: str) -> None:
-    asked: Any = {"model": "pieces", "messages": HI, "n": 2, "stop": [" h", "?"]}
-    answer = client(url).chat.completions.create(**asked)
-    assert [choice.message.content for choice in answer.choices] == ["user:", "user:"]
-    assert [choice.index for choice in answer.choices] == [0, 1]
-    chunks = list(client(url).chat.completions.create(**asked, stream=True))
-    for n in range(2):
-        own = [c.choices[0] for c in chunks if c.choices[0].index == n]
-        assert "".join(one.delta.content or "" for one in own) == "user:"
-        assert own[0].delta.role == "assistant" and own[-1].finish_reason == "stop"
 
 
 def test_what_is_asked_arrives() -> None:
@@ -261,13 +245,6 @@ def test_bodies_that_are_none(url: str) -> None:
     assert HTTP.get(url.replace("/v1", "/docs")).status_code == 404
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-def test_half_a_character_costs_no_answer(streamed: bool) -> None:
-    with served({"function/half": Told(Completion("so \ud800"))}) as url:
-        came = post(url, {"model": "half", "messages": HI, "stream": streamed})
-    assert came.status_code == 200 and '"so ?"' in came.text
-
-
 def test_pieces_come_when_they_are_made() -> None:
     model = Slow(["one ", "two ", "three"])
     with served({"local/slow": model}) as url:
@@ -283,49 +260,6 @@ def test_pieces_come_when_they_are_made() -> None:
     assert rest[2].choices[0].finish_reason == "stop"
     assert rest[3].choices == [] and rest[3].usage.total_tokens == 5 and len(rest) == 4
     assert {c.usage for c in rest[:3]} == {None} and len({c.id for c in rest}) == 1
-
-
-def test_thoughts_are_streamed_apart(url: str) -> None:
-    chunks = client(url).chat.completions.create(model="thinks", messages=HI, stream=True)
-    deltas = [chunk.choices[0].delta for chunk in chunks]
-    assert "".join(d.content or "" for d in deltas) == "Blue."
-    assert "".join(getattr(d, "reasoning_content", "") for d in deltas) == "Light scatters."
-
-
-def test_many_at_once_with_the_async_client() -> None:
-    lock, full, live, peak = threading.Lock(), threading.Event(), 0, 0
-
-    def count(prompt: Any) -> str:
-        nonlocal live, peak
-        with lock:
-            live += 1
-            peak = max(peak, live)
-            if live == 4:
-                full.set()
-        assert full.wait(30)
-        time.sleep(0.02)
-        with lock:
-            live -= 1
-        return prompt[-1].content[::-1]
-
-    async def ask(url: str) -> list[str]:
-        async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as asked:
-
-            async def one(n: int) -> str:
-                turns: Any = [{"role": "user", "content": f"number {n}"}]
-                if n % 2:
-                    came = await asked.chat.completions.create(model="count", messages=turns)
-                    return came.choices[0].message.content or ""
-                chunks = await asked.chat.completions.create(
-                    model="count", messages=turns, stream=True
-                )
-                return "".join([c.choices[0].delta.content or "" async for c in chunks])
-
-            return await asyncio.gather(*map(one, range(20)))
-
-    with served({"function/count": FunctionModel(count, concurrency=20)}, concurrency=4) as url:
-        assert asyncio.run(ask(url)) == [f"number {n}"[::-1] for n in range(20)]
-    assert peak == 4
 
 
 def asked(url: str, **body: Any) -> socket.socket:
@@ -426,18 +360,6 @@ def test_failures(error: Exception, status: int, again: bool, streamed: bool, ca
     assert told["message"] in caplog.text or status < 500
 
 
-def test_a_stream_that_breaks_off_says_so() -> None:
-    broken = Streamer("s", "half ", UserError("it broke off"))
-    with served({"moa/s": broken}) as url:
-        chunks = client(url).chat.completions.create(model="s", messages=HI, stream=True)
-        said = ""
-        with pytest.raises(openai.APIError, match="it broke off"):
-            for chunk in chunks:
-                said += chunk.choices[0].delta.content or ""
-        assert said == "half "
-        assert "[DONE]" not in post(url, {"model": "s", "stream": True}).text
-
-
 def test_a_text_that_is_too_long_for_an_endpoint() -> None:
     empty = Completion("", finish="context_length_exceeded")
     filtered = Completion("", finish="content_policy_violation")
@@ -462,80 +384,6 @@ def test_the_key(capfd: Any) -> None:
         assert HTTP.get(url.replace("/v1", "/health")).status_code == 200
         assert HTTP.get(f"{url}/models", headers={"Host": "box", "Authorization": f"bearer {KEY}"})
     assert KEY not in "".join(capfd.readouterr())
-
-
-def test_pages_of_other_origins_are_kept_out(url: str) -> None:
-    for host in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example:8000", ""):
-        assert HTTP.get(f"{url}/models", headers={"Host": host}).status_code in (400, 403)
-    for host in ("localhost:8000", "127.0.0.1", "[::1]:80", "LOCALHOST"):
-        assert HTTP.get(f"{url}/models", headers={"Host": host}).status_code == 200
-    came = post(url, headers={"Origin": "http://evil.example"})
-    assert "access-control-allow-origin" not in came.headers
-    with served({"a/m": Told(Completion("x"))}, local=False) as other:
-        assert HTTP.get(f"{other}/models", headers={"Host": "box"}).status_code == 200
-
-
-def test_who_is_answered_hears_that_the_server_ends() -> None:
-    model = Slow()
-    said: list[str] = []
-    begun = threading.Event()
-
-    def ask(url: str) -> None:
-        chunks = client(url).chat.completions.create(model="slow", messages=HI, stream=True)
-        try:
-            for chunk in chunks:
-                said.append(chunk.choices[0].delta.content or "")
-                begun.set()
-        except openai.APIError as error:
-            said.append(str(error))
-
-    with served({"local/slow": model}) as url:
-        thread = threading.Thread(target=ask, args=[url])
-        thread.start()
-        model.go.release()
-        assert begun.wait(60)
-    thread.join(60)
-    model.go.release()
-    assert said[0] == "" and "is shutting down" in said[-1]
-
-
-def test_our_own_model_of_an_endpoint_talks_to_it(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setenv("OUR_KEY", KEY)
-    models = {"f/pieces": FunctionModel(fake_models.pieces), "moa/thinks": Told(THOUGHT)}
-    with served(models, key=KEY) as url:
-        file = tmp_path / "providers.yaml"
-        file.write_text(json.dumps({"ours": {"base_url": url, "api_key_env": "OUR_KEY"}}))
-        roster = Roster(Providers.load(file), cache=None)
-        asked = [Request(f"number {n}", max_new_tokens=9) for n in range(8)]
-        answers = roster.model("ours/f/pieces").generate(asked)
-        assert [one.text for one in answers] == [f"user: number {n}" for n in range(8)]
-        model = roster.model("ours/moa/thinks")
-        (whole,) = model.generate([asked[0]])
-        assert (whole.text, whole.reasoning, whole.finish) == (
-            "Blue.",
-            "Light scatters.",
-            "length",
-        )
-        assert (whole.prompt_tokens, whole.new_tokens) == (7, 2)
-        pieces = list(roster.model("ours/f/pieces").stream(asked[0]))
-        assert len(pieces) > 3 and "".join(one.text for one in pieces) == "user: number 0"
-        with pytest.raises(UserError, match="is not served"):
-            roster.model("ours/none").generate([asked[0]])
-
-
-def test_a_consortium_tells_how_it_goes() -> None:
-    said = Consortium(
-        [slot("a", "Paris"), slot("b", "Paris"), slot("c", "Rome")], None, "vote", max_iterations=1
-    )
-    with served({"consortium/mine": said}) as url:
-        ask = client(url).chat.completions.create
-        deltas = [c.choices[0].delta for c in ask(model="mine", messages=HI, stream=True)]
-        answer = ask(model="mine", messages=HI)
-    told = [n for n, one in enumerate(deltas) if getattr(one, "reasoning_content", None)]
-    first = next(n for n, one in enumerate(deltas) if one.content)
-    assert len(told) >= 3 and max(told) < first and deltas[first].content == "Paris"
-    assert answer.choices[0].message.content == "Paris" and answer.usage.total_tokens == 39
-    assert answer.usage.cost == 1.5
 
 
 def test_models_of_this_machine(tiny_llama: Path, tiny_pool: Path, tmp_path: Path) -> None:
@@ -655,36 +503,6 @@ def test_an_endpoint_gets_what_it_alone_can_apply() -> None:
         )
         assert parsed.choices[0].message.parsed == Sky(colour="blue")
         assert there.asked[-1].body["response_format"]["type"] == "json_schema"
-
-
-@pytest.mark.parametrize("streamed", [False, True])
-def test_log_probabilities_of_an_endpoint_come_back(streamed: bool) -> None:
-    content = [
-        {
-            "token": "Bl",
-            "logprob": -0.5,
-            "bytes": None,
-            "top_logprobs": [{"token": "Bl", "logprob": -0.5}, {"token": "Gr", "logprob": -1.0}],
-        },
-    ]
-    end = {"logprobs": {"content": content}, "finish_reason": "stop", "index": 0}
-    whole = {"choices": [{"message": {"role": "assistant", "content": "Bl"}, **end}]}
-    piece = {"choices": [{"delta": {"content": "Bl"}, **end}]}
-
-    def answer(asked: endpoints.Asked) -> endpoints.Reply:
-        if asked.body.get("stream"):
-            event = b"data: " + json.dumps(piece).encode() + b"\n\n"
-            return endpoints.Reply(pieces=[event, b"data: [DONE]\n\n"])
-        return endpoints.Reply(whole)
-
-    with endpoints.endpoint(answer) as there, served({"p/remote": behind(there.url)}) as url:
-        ask = client(url).chat.completions.create
-        came: Any = ask(model="remote", messages=HI, logprobs=True, top_logprobs=2, stream=streamed)
-        choice = list(came)[-1].choices[0] if streamed else came.choices[0]
-        assert (there.asked[-1].body["logprobs"], there.asked[-1].body["top_logprobs"]) == (True, 2)
-    (token,) = choice.logprobs.content
-    assert (token.token, token.logprob) == ("Bl", -0.5)
-    assert [(one.token, one.logprob) for one in token.top_logprobs] == [("Bl", -0.5), ("Gr", -1)]
 
 
 def test_other_models_ignore_what_shapes_and_refuse_what_decides(url: str) -> None:

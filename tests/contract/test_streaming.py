@@ -1,11 +1,7 @@
 """Answers that come in pieces: whole, cut anywhere, broken off, stalled, and left by the reader."""
 
-import asyncio
-import itertools
-import json
 import signal
 import threading
-import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +20,6 @@ from endpoints import (
     streamed,
 )
 
-from swarm.errors import UserError
 from swarm.models.base import Completion, Delta, Request, Stream, ThoughtSplitter, Token
 from swarm.models.cache import Cache
 from swarm.models.http_errors import (
@@ -181,15 +176,6 @@ def test_thoughts_are_told_apart_wherever_the_text_is_cut(
         assert mine.generate([ASK])[0] == done
 
 
-@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
-def test_thoughts_in_a_field_of_their_own(field: str) -> None:
-    first, second = piece(None, **{field: "let me "}), piece("", **{field: "see", "content": None})
-    with endpoint(in_turn(sent(first, second, piece("8", **{field: None}), DONE))) as server:
-        pieces, done = drained(model(server).stream(ASK))
-    assert pieces == [Delta("", "let me "), Delta("", "see"), Delta("8")]
-    assert (done.text, done.reasoning, done.finish) == ("8", "let me see", "")
-
-
 def test_log_probabilities_come_with_the_pieces() -> None:
     def token(text: str) -> dict[str, Any]:
         top = [{"token": text, "logprob": -0.5}, {"token": "?", "logprob": -1.5}]
@@ -237,39 +223,6 @@ def test_what_breaks_off_is_an_error_and_never_a_short_answer(fault: str, tmp_pa
         assert drained(mine.stream(ASK))[1].text == "well"
 
 
-@pytest.mark.parametrize(
-    ("first", "then", "words"),
-    [
-        (b"", b" " * 2**20, "the stream is longer than 32 MiB"),
-        (b"", (b": " + b"a" * 1000 + b"\n\n") * 1000, "the stream is longer than 32 MiB"),
-        (b'{"choices": [', b" " * 2**20, "the response is longer than 64 MiB"),
-        (b"data: ", b"a" * 2**20, "an event is longer than 16 MiB"),
-        (
-            piece("half an"),
-            (b"data: " + b"a" * 1000 + b"\r\n") * 1000,
-            "an event is longer than 16 MiB",
-        ),
-    ],
-    ids=["blanks", "comments", "JSON", "line", "event"],
-)
-def test_an_endless_stream_ends_at_a_limit(
-    first: bytes, then: bytes, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if "stream" in words:
-        monkeypatch.setattr("swarm.models.transport.MAX_STREAM_BYTES", 2**25)
-    reply = sent()
-    reply.pieces = itertools.chain([first] * bool(first), itertools.repeat(then))
-    with endpoint(in_turn(reply)) as server:
-        tracemalloc.start()
-        try:
-            with pytest.raises(ServerFault, match=rf"^small \(http.*: {words}$"):
-                drained(model(server, timeout=30.0).stream(ASK))
-            assert tracemalloc.get_traced_memory()[1] < 250e6
-        finally:
-            tracemalloc.stop()
-        assert len(server.asked) == 1
-
-
 EMPTY_HANDED = {
     "cut short": sent(piece(role="assistant")),
     "nothing at all": sent(b""),
@@ -302,32 +255,6 @@ def test_what_breaks_off_before_the_first_piece_is_asked_again(fault: str) -> No
         assert len(server.asked) == 3
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [
-        sent(piece("well"), piece(finish="stop")),
-        sent(piece("well"), piece(finish="stop"), drop=True),
-        sent(piece("well"), piece(finish="stop"), 30, DONE),
-        sent(piece("well"), DONE.strip()),
-        chat("well"),
-        Reply(b"\n" + json.dumps(chat("well").body).encode()),
-    ],
-)
-def test_what_is_whole_is_taken_however_it_ends(reply: Reply) -> None:
-    """Without [DONE], without a reason, broken after the reason, or as one JSON answer."""
-    limit = 3 if 30 in reply.pieces else 60
-    with endpoint(in_turn(reply)) as server:
-        pieces, done = drained(model(server, retries=0, timeout=limit).stream(ASK))
-    assert pieces == [Delta("well")] and done.text == "well"
-
-
-def test_an_empty_answer_is_one() -> None:
-    with endpoint(in_turn(streamed(), chat(None))) as server:
-        for _ in range(2):
-            pieces, done = drained(model(server, retries=0).stream(ASK))
-            assert said(pieces) == ("", "") and (done.text, done.finish) == ("", "stop")
-
-
 @pytest.mark.parametrize("status", [400, 422])
 def test_a_server_without_stream_options_is_asked_without_them(status: int) -> None:
     wrong = {"detail": [{"loc": ["body", "stream_options"], "msg": "Extra inputs"}]}
@@ -345,16 +272,6 @@ def test_a_server_without_stream_options_is_asked_without_them(status: int) -> N
         server.answer = in_turn(Reply({"error": "not you"}, 401))
         with pytest.raises(AccessDenied, match="not you"):
             drained(model(server).stream(ASK))
-
-
-def test_a_text_that_is_refused_has_an_empty_answer() -> None:
-    refusal = Reply({"error": {"message": "not that", "code": "content_filter"}}, 400)
-    with endpoint(in_turn(refusal)) as server:
-        mine = model(server)
-        assert drained(mine.stream(ASK)) == ([], Completion("", finish="content_filter"))
-        assert mine.totals.failed == 1
-        with pytest.raises(UserError, match="cannot score choices"):
-            drained(mine.stream(Request("a", 0, ("A", "B"))))
 
 
 def test_whoever_leaves_ends_the_request() -> None:
@@ -376,48 +293,6 @@ def test_whoever_leaves_ends_the_request() -> None:
         with pytest.raises(KeyboardInterrupt):
             drained(model(server).stream(ASK))
         assert server.left.wait(30)
-
-
-def test_an_answer_has_a_time_limit_of_its_own() -> None:
-    with endpoint(in_turn(sent(piece("half"), 30, DONE))) as server:
-        stream = model(server).stream(Request("a", timeout=3))
-        assert next(stream) == Delta("half")
-        with pytest.raises(RequestTimeout, match=r"no response within 3 s$"):
-            next(stream)
-
-
-def test_streams_from_a_running_loop_and_from_many_threads_at_once() -> None:
-    together = threading.Barrier(8)
-
-    def answer(asked: Asked) -> Reply:
-        words = asked.body["messages"][-1]["content"]
-
-        def pieces() -> Iterator[bytes]:
-            yield piece(words)
-            if words.isdigit():
-                together.wait(60)
-            yield from (piece("!"), DONE)
-
-        return Reply(pieces=pieces())
-
-    with endpoint(answer) as server:
-        mine = model(server)
-
-        async def notebook() -> str:
-            return drained(mine.stream(Request("from a loop")))[1].text
-
-        assert asyncio.run(notebook()) == "from a loop!"
-        found: dict[int, str] = {}
-
-        def work(n: int) -> None:
-            found[n] = drained(mine.stream(Request(f"{n}")))[1].text
-
-        threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert found == {n: f"{n}!" for n in range(8)}
 
 
 def test_the_key_is_kept_nowhere_even_if_it_comes_in_halves(

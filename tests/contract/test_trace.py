@@ -1,8 +1,6 @@
 """The trace of a collaboration, and its replay without anybody to ask."""
 
 import json
-import pickle
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -111,26 +109,6 @@ def test_traced_is_as_its_model(tmp_path: Path) -> None:
     bare = TracingModel(type("Bare", (Model,), {})(), "bare", Trace(tmp_path / "u"))
     bare.check()
     bare.open("cpu")
-
-
-def test_many_threads_write_whole_lines(tmp_path: Path) -> None:
-    trace = pickle.loads(pickle.dumps(Trace(tmp_path / "t")))
-    model = TracingModel(Speaker("m", "long " * 5000), "m", trace)
-
-    def ask(thread: int) -> None:
-        for number in range(20):
-            model.generate([Request(f"{thread} {number}")])
-
-    threads = [threading.Thread(target=ask, args=(thread,)) for thread in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    found = records(tmp_path / "t")
-    assert len(found) == 161
-    assert {one["request"]["prompt"] for one in found[1:]} == {
-        f"{thread} {number}" for thread in range(8) for number in range(20)
-    }
 
 
 def test_where_nothing_can_be_written(tmp_path: Path) -> None:

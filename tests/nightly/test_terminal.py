@@ -1,13 +1,11 @@
 """What every command says of itself, and how it ends."""
 
-import argparse
 import io
 import os
 import re
 import shlex
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from omegaconf import OmegaConf
 
 from swarm import __version__
 from swarm.__main__ import list_commands
-from swarm._util.cli import COMMAND_EXAMPLES, normalize_gpu_list, one_line_errors
+from swarm._util.cli import normalize_gpu_list, one_line_errors
 from swarm._util.config_help import MAIN_KEYS
 from swarm._util.files import conf_folder
 from swarm.consortium.cli import COMMANDS, consortium
@@ -33,12 +31,6 @@ COMPOSED = ("search", "evaluate", "finetune")
 WRITTEN = ("study", "export")
 """Entries whose help is a text of their module and a yaml."""
 
-PARSED = {
-    "cache": "swarm.cache",
-    "judge": "swarm.judge.cli",
-    "report": "swarm.report.__main__",
-    "pool": "swarm.pool.__main__",
-}
 """Entries whose options argparse reads, and where `parser` is."""
 
 
@@ -153,29 +145,6 @@ def test_another_broken_pipe_is_an_error(output: Any, monkeypatch: pytest.Monkey
     monkeypatch.setattr(sys, "stdout", output)
     with pytest.raises(BrokenPipeError, match="of a worker"), one_line_errors():
         raise BrokenPipeError("of a worker")
-
-
-def parsers(made: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
-    """A parser and those of its sub-commands."""
-    kinds = [a for a in made._actions if isinstance(a, argparse._SubParsersAction)]
-    below = [one for kind in kinds for one in dict.fromkeys(kind.choices.values())]
-    return [made, *(deeper for one in below for deeper in parsers(one))]
-
-
-def test_every_sub_command_has_examples_that_it_understands() -> None:
-    seen = set()
-    for module in PARSED.values():
-        whole = import_module(module).build_parser()
-        for one in parsers(whole):
-            name = one.prog.removeprefix("python -m swarm.")
-            seen.add(name)
-            assert "examples:\n  python -m swarm." in one.format_help(), one.prog
-            for line in re.findall(r"^  (python -m swarm\..*)$", one.epilog or "", re.MULTILINE):
-                words = shlex.split(line)[3:]
-                if name == "report" and words[0] not in ("page", "analyse"):
-                    words.insert(0, "page")
-                assert whole.parse_args(words), line
-    assert set(COMMAND_EXAMPLES) <= seen, "examples of no command"
 
 
 @pytest.mark.parametrize("name", COMPOSED)

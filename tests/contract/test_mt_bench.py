@@ -513,6 +513,7 @@ def test_a_judge_that_goes_by_the_place_ends_in_ties(
         questions,
         "--answers",
         f"{a},{b}",
+        "--answers",
         c,
         "--judge",
         "big",

@@ -17,12 +17,11 @@ from rich.console import Console
 
 from swarm.errors import UserError
 from swarm.executors import JobResult
-from swarm.loop.live_view import PIECE_GAP, LiveView, iteration_pieces
-from swarm.loop.live_view import render_progress as live_view
-from swarm.loop.progress import SearchProgress
-from swarm.runs.folder import read_state
+from swarm.loop.terminal import Progress, SearchView, iteration_pieces, print_verdict, render
+from swarm.runs.folder import RunRecord, read_state
 from swarm.runs.verdict import read_verdict
 from swarm.tasks.base import Score
+from swarm.trackers import Tracker
 
 LIVE_COLUMNS = 80
 
@@ -37,20 +36,22 @@ def draw(folder: Path, picture: Path) -> None:
     if state.get("verdict") is None:
         raise UserError(f"{folder} contains no finished run; allowed: a folder of search/")
     console = Console(record=True, width=110, file=io.StringIO(), force_terminal=True)
-    view, best = LiveView(SearchProgress(0), console), None
+    view, best = SearchView(RunRecord(folder), Tracker(), Progress(0)), None
+    view.console = console
     for number, entry in enumerate(state["rounds"]):
         known = [u for u in entry["utilities"] if u is not None]
         best = max([u for u in (best, *known) if u is not None], default=None)
         # As it is printed, but for speed and time left, which the state does not keep.
-        view.print_line(PIECE_GAP.join(iteration_pieces(number, best, known)))
-    view.print_summary(read_verdict(state), state["experts"], state.get("groups", ["all"]))
+        words = "  -  " if best is None else f"{best:.3f}"
+        view.print_line("  ".join(iteration_pieces(number, words, entry)))
+    print_verdict(view, read_verdict(state), state["experts"], state.get("groups", ["all"]))
     _write(console, picture, folder)
 
 
 def draw_live(folder: Path, picture: Path) -> None:
     """Write the live view as it was halfway through the last iteration of `folder`.
 
-    The numbers are the run's own: rounds.jsonl has the utilities, log.txt the times and tokens.
+    The numbers are the run's own: rounds.jsonl has the utilities, log.txt the times.
 
     Raises:
         UserError: The folder has not two iterations.
@@ -60,21 +61,19 @@ def draw_live(folder: Path, picture: Path) -> None:
         raise UserError(f"{folder} has fewer than two iterations; allowed: a folder of search/")
     config = json.loads((folder / "config.json").read_text())
     clock = Clock()
-    progress = SearchProgress(config["optimizer"]["max_iterations"], clock)
+    progress = Progress(config["optimizer"]["max_iterations"], clock=clock)
     last = len(state["rounds"]) - 1
-    for number, (entry, seconds, tokens) in enumerate(
-        zip(state["rounds"], *_course(folder), strict=False)
-    ):
+    for number, (entry, seconds) in enumerate(zip(state["rounds"], _course(folder), strict=False)):
         put = entry["prompts_scored"]
-        progress.start_evaluation(f"iteration {number}", number, 1, put)
+        progress.start(f"iteration {number}: evaluating dev", put)
         share = 0.5 if number == last else 1.0
         clock.now += seconds * share
         scores = [[Score(0.0, "")] * round(put * share)]
-        progress.add_job_result(JobResult(0, scores, round(put * share), round(tokens * share)))
+        progress.add_job(JobResult(0, scores, round(put * share), 0))
         if number < last:
-            progress.end_iteration(entry)
+            progress.add_iteration(entry)
     console = Console(record=True, width=LIVE_COLUMNS, file=io.StringIO(), force_terminal=True)
-    console.print(live_view(progress, LIVE_COLUMNS, 24))
+    console.print(render(progress, LIVE_COLUMNS, 24))
     _write(console, picture, folder)
 
 
@@ -88,13 +87,12 @@ class Clock:
         return self.now
 
 
-def _course(folder: Path) -> tuple[list[float], list[int]]:
-    """Seconds and tokens of each iteration, by the log."""
-    line = r"^(\S+ \S+) INFO (?:search (?:begins|resumes)|iteration .*tokens (\d+)).*$"
+def _course(folder: Path) -> list[float]:
+    """Seconds of each iteration, by the log."""
+    line = r"^(\S+ \S+) INFO (?:search (?:begins|resumes)|iteration ).*$"
     found = re.findall(line, (folder / "log.txt").read_text(), re.MULTILINE)
-    times = [datetime.strptime(when, "%Y-%m-%d %H:%M:%S,%f").timestamp() for when, _ in found]
-    seconds = [after - before for before, after in pairwise(times)]
-    return seconds, [int(tokens) for _, tokens in found[1:]]
+    times = [datetime.strptime(when, "%Y-%m-%d %H:%M:%S,%f").timestamp() for when in found]
+    return [after - before for before, after in pairwise(times)]
 
 
 def _state(folder: Path) -> dict[str, Any]:

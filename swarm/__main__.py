@@ -56,7 +56,7 @@ def format_command_list() -> str:
             "",
             *lines,
             "",
-            "python -m swarm NAME ... is python -m swarm.NAME ...; --help has examples.",
+            "python -m swarm NAME is the same as python -m swarm.NAME; --help has examples.",
         ]
     )
 

@@ -25,7 +25,7 @@ from swarm.errors import UserError
 from swarm.evaluation.base import Candidate, JobUsage
 from swarm.loop.context import check_context
 from swarm.loop.evaluator import scores_to_records
-from swarm.loop.search_inputs import digest_items, task_source_digests
+from swarm.loop.identity import digest_items, task_source_digests
 from swarm.models.base import Usage
 from swarm.runs.verdict import (
     MAX_DOMAINS,

@@ -35,7 +35,7 @@ from swarm.loop.evaluator import (
     scores_to_records,
     split_dev_holdout,
 )
-from swarm.loop.search_inputs import check_run_path, digest_items, identity_settings
+from swarm.loop.identity import check_run_path, digest_items, identity_settings
 from swarm.pool.adapter import (
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -93,6 +93,7 @@ class FinetuneComparison:
         self.task, self.label, self.held_out, self.test = task, label, held_out, test
         self._executor = executor
         self._evaluator = Evaluator(task, executor, job)
+        self._evaluator.on_job = self._count_prompts
         self._prompts = 0
 
     def compare(self, folder: Path, run: RunFolder | None) -> tuple[Verdict, dict[str, Any]]:
@@ -134,7 +135,7 @@ class FinetuneComparison:
         return verdict, searched
 
     def _score_split(self, split: str) -> list[list[Score]]:
-        return self._evaluator.score_positions(np.eye(2).tolist(), split, self._count_prompts)
+        return self._evaluator.score_positions(np.eye(2).tolist(), split)
 
     def _count_prompts(self, result: JobResult) -> None:
         self._prompts += result.prompts

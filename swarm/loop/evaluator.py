@@ -1,17 +1,15 @@
-"""Scoring of positions on a split: job batching, the record of evaluated positions, the limits.
+"""Scoring of positions on a split: the division into jobs, and the positions known already.
 
 No position is scored twice: known scores are read from the record or from the shared cache.
-`Budget` counts gradients too, in prompt-equivalents; see
-`swarm.runs.folder.RunRecord.count_prompts`.
 """
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from swarm._util.settings import Positive, checked
 from swarm.errors import UserError
 from swarm.executors import Executor, Job, JobResult
 from swarm.executors.worker import data_split
@@ -29,7 +27,8 @@ PositionTuple = tuple[float, ...]
 """A position, as a hashable tuple of coefficients."""
 
 
-@dataclass(frozen=True, slots=True)
+@checked("job")
+@dataclass(frozen=True)
 class Batching:
     """Division of the work into jobs, independent of the number of workers.
 
@@ -43,17 +42,9 @@ class Batching:
             the minibatch among workers.
     """
 
-    particles: int | None = 5
-    items: int | None = 50
-    examples: int = 16
-
-    def __post_init__(self) -> None:
-        for key in ("particles", "items"):
-            value = getattr(self, key)
-            if value is not None and (type(value) is not int or value < 1):
-                raise UserError(f"job.{key}={value}: must be null or a positive integer")
-        if type(self.examples) is not int or self.examples < 1:
-            raise UserError(f"job.examples={self.examples}: must be a positive integer")
+    particles: Positive | None = 5
+    items: Positive | None = 50
+    examples: Positive = 16
 
     def split_jobs(
         self, positions: Sequence[Sequence[float]], split: str, items: int | Sequence[int]
@@ -83,6 +74,7 @@ class Evaluator:
         cache: That cache; `None` if there is none.
         shared: Number of prompts that the cache has saved so far.
         names: Names of positions in error messages.
+        on_job: Called with the result of each finished job.
     """
 
     def __init__(
@@ -94,12 +86,12 @@ class Evaluator:
         self.cache = None if shared is None else ScoreCache(shared)
         self.shared = 0
         self.names: Mapping[PositionTuple, str] = {}
+        self.on_job: JobCallback = lambda result: None
 
     def score_positions(
         self,
         positions: Sequence[Sequence[float]],
         split: str,
-        on_job_done: JobCallback | None = None,
         items: Sequence[int] | None = None,
     ) -> list[list[Score]]:
         """Return one score per item for each of the positions [P, K].
@@ -108,21 +100,19 @@ class Evaluator:
 
         Args:
             split: "dev", "judged" or "test"; see `swarm.executors.worker.Job`.
-            on_job_done: Callback for each finished job.
             items: Distinct indices in the split, scored in this order; `None` means all.
         """
         rows = [tuple(float(c) for c in row) for row in positions]
         chosen = range(len(self._task.items(data_split(split)))) if items is None else items
         found = self._load_shared_scores(dict.fromkeys(rows), split, chosen)
         if todo := [row for row in dict.fromkeys(rows) if row not in found]:
-            found |= self._run_jobs(todo, split, chosen, on_job_done)
+            found |= self._run_jobs(todo, split, chosen)
         return [[apply_scale(self._task, score) for score in found[row]] for row in rows]
 
     def compute_gradients(
         self,
         wanted: Sequence["LossRequest"],
         indices: Sequence[int],
-        on_job_done: JobCallback | None = None,
         iteration: int = 0,
     ) -> list["Gradient"]:
         """Compute the mean loss of each request over its dev items and, if requested, its gradient.
@@ -149,8 +139,7 @@ class Evaluator:
         results = {}
         for result in self._executor.map(jobs):
             results[result.number] = result.gradient
-            if on_job_done:
-                on_job_done(result)
+            self.on_job(result)
         # Sum in job order, so that the result does not depend on which worker finishes first.
         sums: dict[int, Gradient] = {}
         for job, number in enumerate(owner):
@@ -178,7 +167,6 @@ class Evaluator:
         rows: Sequence[PositionTuple],
         split: str,
         items: Sequence[int],
-        watch: JobCallback | None,
     ) -> dict[PositionTuple, list[Score]]:
         """Score these distinct positions with the workers."""
         jobs = [
@@ -190,8 +178,7 @@ class Evaluator:
             job = jobs[result.number]
             for position, mine in zip(job.positions, result.scores, strict=True):
                 scores[position].update(zip(job.items, mine, strict=True))
-            if watch:
-                watch(result)
+            self.on_job(result)
         found = {row: [mine[item] for item in items] for row, mine in scores.items()}
         if self.cache is not None:
             for row, mine in found.items():
@@ -223,6 +210,30 @@ def split_dev_holdout(
         count = min(len(indices) - 1, max(1, round(share * len(indices))))
         kept += [indices[i] for i in draw.permutation(len(indices))[:count]]
     return [index for index in range(len(items)) if index not in kept], sorted(kept)
+
+
+MAX_COEFFICIENT = 1e6
+"""Largest absolute coefficient; no model gives useful answers beyond it."""
+
+
+def name_positions(positions: np.ndarray, iteration: int) -> dict[PositionTuple, str]:
+    """Return the name of each of the positions [N, G * K] for messages.
+
+    Raises:
+        UserError: A coefficient is not finite or exceeds `MAX_COEFFICIENT`.
+    """
+    found: dict[PositionTuple, str] = {}
+    for i, row in enumerate(positions):
+        name = f"particle {i} of iteration {iteration}"
+        if not (np.isfinite(row).all() and np.abs(row).max(initial=0.0) <= MAX_COEFFICIENT):
+            worst = float(np.abs(row).max())
+            raise UserError(
+                f"{name}: a coefficient of {worst:.3g} exceeds the limit of "
+                f"{MAX_COEFFICIENT:g}: the optimizer's steps are too long "
+                "(optimizer.step_length, sigma or the like)"
+            )
+        found.setdefault(tuple(row.tolist()), name)
+    return found
 
 
 def rows_to_evaluate(
@@ -374,142 +385,3 @@ def mean_by_route(
         for route in np.unique(item_routes).tolist():
             found[i, route] = values[item_routes == route].mean()
     return found
-
-
-class Budget:
-    """Limits the number of dev prompts of a search, so that searches can be compared at equal cost.
-
-    Only whole positions are scored, as long as their prompts fit. A position that this search has
-    evaluated before is free; one known only from the shared cache is not. Prompts after the search
-    (test, confirmation) are not counted.
-
-    Args:
-        prompts: Maximum number of prompts; `None` is no limit.
-
-    Raises:
-        UserError: `prompts` is not a valid number.
-    """
-
-    def __init__(self, prompts: int | None = None) -> None:
-        if prompts is not None and (type(prompts) is not int or prompts < 1):
-            raise UserError(
-                f"budget={prompts!r}: must be null or a number of dev prompts, 1 or more"
-            )
-        self.prompts = prompts
-        self._items = 0
-
-    def check_experts_fit(self, experts: int, items: int) -> None:
-        """Check that scoring the experts fits the budget.
-
-        Args:
-            experts: Number of experts.
-            items: Number of dev items per position.
-
-        Raises:
-            UserError: The experts do not fit.
-        """
-        self._items = items
-        if self.prompts is not None and self.prompts < experts * items:
-            raise UserError(
-                f"budget={self.prompts}: the {experts} experts alone need {experts} x {items} "
-                "dev prompts; raise it, or lower task.dev_limit"
-            )
-
-    @property
-    def max_positions(self) -> int:
-        """Number of positions that fit the budget; valid after `check_experts_fit`."""
-        return (self.prompts or 0) // self._items
-
-    def exhausted_reason(self, record: RunRecord) -> str | None:
-        """Return why the budget ends the search (no room for another position), else `None`."""
-        if not record.iterations or self._remaining_prompts(record) >= self._items:
-            return None
-        return f"{record.prompts_spent()} of a budget of {self.prompts} dev prompts used"
-
-    def allows_gradients(self, record: RunRecord, cost: int) -> bool:
-        """Return whether gradients of this cost leave room to evaluate at least one position."""
-        return cost + self._items <= self._remaining_prompts(record)
-
-    def affordable_rows(
-        self,
-        record: RunRecord,
-        positions: np.ndarray,
-        wanted: Sequence[int],
-        known: EvaluatedPositions,
-        spent: int = 0,
-    ) -> list[int]:
-        """Return those of the wanted rows that fit the budget, in order.
-
-        Args:
-            known: Positions evaluated before; they are free.
-            spent: Prompt-equivalents of this iteration that are not in the record yet.
-        """
-        affordable = (self._remaining_prompts(record) - spent) // self._items
-        new: set[str] = set()
-        found = []
-        for i in wanted:
-            if positions[i] not in known:
-                if len(new | {position_key(positions[i])}) > affordable:
-                    continue
-                new.add(position_key(positions[i]))
-            found.append(i)
-        return found
-
-    def _remaining_prompts(self, record: RunRecord) -> float:
-        if self.prompts is None:
-            return math.inf
-        return self.prompts - record.prompts_spent()
-
-
-class TimeLimit:
-    """Ends a search in time for the evaluations after it.
-
-    Counts the seconds of each iteration in the record, thus of a resumed search as a whole. The
-    first iteration always completes, and half of the time is the search's: evaluations that take
-    longer than the other half exceed the limit.
-
-    Args:
-        minutes: Maximum duration of the search with its test; `None` is no limit, "auto" is 10
-            without a budget.
-        budget: The search's budget, see `Budget`.
-
-    Raises:
-        UserError: `minutes` is not a valid number.
-    """
-
-    AUTO = 10.0
-
-    def __init__(self, minutes: float | str | None = None, budget: int | None = None) -> None:
-        if minutes == "auto":
-            minutes = self.AUTO if budget is None else None
-        number = type(minutes) in (int, float)
-        if minutes is not None and not (number and 0 < minutes < math.inf):  # type: ignore[operator]
-            raise UserError(f"minutes={minutes!r}: must be auto, null or a number above 0")
-        self.minutes: float | None = minutes  # type: ignore[assignment]
-        self.seconds = None if self.minutes is None else 60 * self.minutes
-
-    def exhausted_reason(self, record: RunRecord, final_items: int) -> str | None:
-        """Return why the time ends the search, else `None`.
-
-        Another iteration is assumed to take as long as the longest of the last three, without the
-        first one, which evaluates the start.
-
-        Args:
-            final_items: Number of items to evaluate after the search.
-        """
-        entries = record.iterations
-        if self.seconds is None or not entries:
-            return None
-        spent = sum(entry.get("seconds", 0.0) for entry in entries)
-        following = max(entry.get("seconds", 0.0) for entry in (entries[1:] or entries)[-3:])
-        scoring = sum(entry.get("scoring_seconds", 0.0) for entry in entries)
-        asked = sum(e["prompts_scored"] - e.get("prompts_shared", 0) for e in entries)
-        final = final_items * scoring / max(1, asked)
-        if spent + following + min(final, self.seconds / 2) <= self.seconds:
-            return None
-        return f"time limit of {self.minutes:g} minutes; a larger minutes= continues"
-
-    def was_raised(self, state: Mapping[str, Any]) -> bool:
-        """Return whether the search of a state ended by a lower limit than this one."""
-        before = state.get("minutes")
-        return before is not None and (self.minutes is None or self.minutes > before)

@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from swarm._util.files import parse_json, read_gzip_json
+from swarm.engine.base import ExpertPool
 from swarm.loop.evaluator import mean_by_route
 from swarm.loop.final_evaluation import FinalEvaluation
-from swarm.loop.search_inputs import BASELINE_LABELS
 from swarm.merging.positions import position_label
 from swarm.optimizers.multi_objective import BASE_BOUND
 from swarm.optimizers.static_merges import (
@@ -33,7 +33,7 @@ from swarm.runs.verdict import (
     Vote,
     compare_constant_answers,
 )
-from swarm.tasks.base import Score
+from swarm.tasks.base import Score, Task
 from swarm.tasks.metrics import (
     Measured,
     group_items_by_domain,
@@ -42,6 +42,39 @@ from swarm.tasks.metrics import (
     measure,
     paired_gain,
 )
+
+Baseline = Literal["base", "soup", "recipe", "experts", "routes"]
+
+BASELINE_LABELS = {
+    "base": "base model",
+    "soup": "uniform soup",
+    "recipe": "best recipe",
+    "experts": "best expert of each domain",
+    "routes": "best expert of each kind of prompt",
+}
+"""Models that the best position is compared with on test: name -> label in tables.
+
+"recipe" is the best on dev of the static recipes (`swarm.optimizers.static_merges`); "experts"
+scores each domain's items with the expert that is best in it on dev, as a router that knows the
+domain would. "routes" does so with the kinds of prompts that the pool's router knows, for which
+nothing is searched.
+"""
+
+
+def resolve_baselines(names: str | Sequence[str], task: Task, pool: ExpertPool) -> list[str]:
+    """Return those of the baselines `names` that are applicable to this pool and task.
+
+    A pool of full models has no base among its mixtures, and a single-domain task has no expert per
+    domain. "auto" is base, recipe and routes: what can be deployed as the result of a search is.
+    """
+    items = task.items("test")
+    missing = {"base"} if getattr(pool, "saves", "") != "adapter" else set()
+    missing |= {"experts"} if len(group_items_by_domain(items)) < 2 else set()
+    missing |= {"routes"} if getattr(pool, "router", None) is None else set()
+    if names == "auto":
+        names = ["base", "recipe", "routes"]
+    return [name for name in dict.fromkeys(names) if name not in missing]
+
 
 SPENT_SUFFIXES = ("_tokens", "_cost")
 """Suffixes of measures that are costs of a judgement."""

@@ -9,13 +9,12 @@ from swarm._util.files import parse_json
 from swarm._util.terminal import format_amount, format_duration, pluralize
 from swarm.engine.base import available_memory_bytes
 from swarm.errors import UserError
-from swarm.loop.reporter import buffer_log, describe_descent
-from swarm.loop.run import Run
-from swarm.loop.search_inputs import search_identity
+from swarm.loop.identity import search_identity
+from swarm.loop.run import Run, describe_descent
+from swarm.loop.terminal import buffer_log
 from swarm.pool.pool import Pool
 from swarm.runs.folder import RunFolder, find_run_folders, is_run_folder
 from swarm.stats.significance import smallest_gain
-from swarm.tasks.base import RequiresSetup, metric_task
 
 CHANGED_SHARE = 0.3
 """Share of test items that only one of two models answers right, assumed before a search."""
@@ -47,13 +46,13 @@ def describe_plan(run: Run, config: Mapping[str, Any]) -> str:
             items = run.check_inputs()
     start, batch, positions = count_positions(run, items)
     spent, final = positions * items, run.final_items()
-    descent = run.optimizer.plan_descent(items) if run.differentiating else None
+    descent = run.optimizer.plan_descent(items) if run.uses_gradients else None
     if descent:
         spent += 3 * descent.examples * run.optimizer.max_iterations
     if run.budget.prompts is not None:
         spent = min(spent, run.budget.prompts)
     within = f", within a budget of {run.budget.prompts}" if run.budget.prompts else ""
-    test = f", {len(run.task.items('test'))} test items" if run.test else ""
+    test = f", {len(run.task.items('test'))} test items" if run.settings.test else ""
     lines = {
         "folder": f"{run.record.folder}: {begun}",
         "pool": f"{len(run.pool.names)} experts ({', '.join(run.pool.names)})",
@@ -88,7 +87,9 @@ def _describe_progress(run: Run, config: Mapping[str, Any], base: Any) -> str:
     if not is_run_folder(run.record.folder):
         run.record.load_state({})
         return "new"
-    if not run.record.load_state(search_identity(config, run.seed, run.task, base, run.pool)):
+    if not run.record.load_state(
+        search_identity(config, run.settings.seed, run.task, base, run.pool)
+    ):
         return "new"
     ended = run.record.state["finished"]
     progress = f"{len(run.record.iterations)} evaluated rounds"
@@ -97,7 +98,7 @@ def _describe_progress(run: Run, config: Mapping[str, Any], base: Any) -> str:
 
 def _describe_resolution(run: Run) -> dict[str, str]:
     """Describe the gains that the test items can show; empty if items are not right or wrong."""
-    if not run.test or getattr(metric_task(run.task), "highest", None) != 1.0:
+    if not run.settings.test or run.task.metric_task.highest != 1.0:
         return {}
     items = len(run.task.items("test"))
     found = smallest_gain(items, CHANGED_SHARE)
@@ -113,11 +114,11 @@ def _describe_resolution(run: Run) -> dict[str, str]:
 def _describe_judging(run: Run, positions: int) -> dict[str, str]:
     """Count the texts for scorers that are a model or a service; empty if there are none."""
     words = []
-    for task in getattr(run.task, "tasks", {"": run.task}).values():
+    for task in (run.task.tasks or {"": run.task}).values():
         scorer = getattr(task, "scorer", None)
-        if isinstance(scorer, RequiresSetup):
+        if task.needs_setup and scorer is not None:
             dev = positions * len(task.items("dev"))
-            test = run.max_tested_models() * len(task.items("test")) if run.test else 0
+            test = run.max_tested_models() * len(task.items("test")) if run.settings.test else 0
             on_test = f" and {format_amount(test)} on test" if test else ""
             words.append(
                 f"{type(scorer).__name__}: at most {format_amount(dev)} texts on dev{on_test}"

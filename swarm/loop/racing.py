@@ -6,13 +6,15 @@ best.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
+from swarm._util.settings import Positive, checked
 from swarm.errors import UserError
 from swarm.optimizers.base import Optimizer
 from swarm.optimizers.random_streams import counter_rng
@@ -20,20 +22,12 @@ from swarm.runs.folder import RunRecord
 from swarm.stats.significance import is_significantly_worse
 from swarm.tasks.base import Score, Task
 
-RACING_RULES = ("off", "exact", "z")
-
 ITEM_ORDER_STREAM = 1_000_000
 """Purpose id of the random stream of item orders; far from the ids of optimizers (same seed)."""
 
 
-class DevScoreFn(Protocol):
-    """Scores positions together on the dev items at the given indices."""
-
-    def __call__(
-        self, positions: Sequence[Sequence[float]], *, items: Sequence[int]
-    ) -> list[list[Score]]:
-        """Return one score per item for each position, in the order of the indices."""
-        ...
+DevScoreFn = Callable[[Sequence[Sequence[float]], Sequence[int]], list[list[Score]]]
+"""Scores positions together on the dev items at the given indices, in their order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +69,7 @@ class RaceResult:
         }
 
 
+@checked("racing")
 class Racing:
     """Stops particles early, between chunks of items and never in the first iteration.
 
@@ -94,20 +89,14 @@ class Racing:
             best is stopped in an iteration, over all looks (Bonferroni correction: divided by their
             number). Above 0, below .5.
         chunk: Items between two looks; particles still in the race are scored together.
-
-    Raises:
-        UserError: A value is not allowed.
     """
 
-    def __init__(self, rule: str = "off", level: float = 0.05, chunk: int = 25) -> None:
-        if rule is False:
-            rule = "off"  # YAML parses a bare `off` as false
-        if rule not in RACING_RULES:
-            raise UserError(f"racing.rule={rule}: must be one of {', '.join(RACING_RULES)}")
-        if not isinstance(level, float) or not 0 < level < 0.5:
-            raise UserError(f"racing.level={level}: must be a number above 0 and below 0.5")
-        if not isinstance(chunk, int) or isinstance(chunk, bool) or chunk < 1:
-            raise UserError(f"racing.chunk={chunk}: must be a positive integer")
+    def __init__(
+        self,
+        rule: Literal["off", "exact", "z"] = "off",
+        level: Annotated[float, Field(gt=0, lt=0.5)] = 0.05,
+        chunk: Positive = 25,
+    ) -> None:
         self.rule, self.level, self.chunk = rule, level, chunk
         self._highest = 1.0
         self._values: dict[tuple[int, int], tuple[float, ...]] = {}
@@ -176,7 +165,7 @@ class Racing:
             indices = order[start : start + chunk]
             rows = [positions[i] for i in live]
             evaluated += _count_distinct(rows) * len(indices)
-            for i, scores in zip(live, ask(rows, items=indices) if rows else [], strict=True):
+            for i, scores in zip(live, ask(rows, indices) if rows else [], strict=True):
                 found[i].update(zip(indices, scores, strict=True))
         return RaceResult(
             {i: dict(sorted(scores.items())) for i, scores in found.items()},

@@ -39,7 +39,7 @@ from swarm._util.secrets import lent, plain_config
 from swarm._version import __version__
 from swarm.errors import UserError
 from swarm.loop.evaluator import records_to_scores, split_dev_holdout
-from swarm.loop.search_inputs import digest_items
+from swarm.loop.identity import digest_items
 from swarm.merging.positions import describe_position
 from swarm.runs.folder import RunFolder, is_run_folder, read_record
 from swarm.runs.lock import STUDY_LOCK_FILE

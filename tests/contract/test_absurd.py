@@ -18,9 +18,8 @@ from swarm.errors import NotFinite, UserError
 from swarm.executors.inline import InlineExecutor
 from swarm.executors.processes import ProcessExecutor
 from swarm.executors.worker import Worker
-from swarm.loop.evaluator import Batching, Evaluator
-from swarm.loop.run import name_positions
-from swarm.loop.search_inputs import check_run_path
+from swarm.loop.evaluator import Batching, Evaluator, name_positions
+from swarm.loop.identity import check_run_path
 from swarm.models.base import Request
 from swarm.optimizers.base import LossRequest
 from swarm.optimizers.cma_es import CMAES

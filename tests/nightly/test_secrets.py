@@ -27,7 +27,7 @@ from swarm._util.secrets import (
 )
 from swarm.errors import UserError
 from swarm.export.export import Export
-from swarm.loop.search_inputs import identity_settings
+from swarm.loop.identity import identity_settings
 from swarm.models.base import Request
 from swarm.models.cache import Cache
 from swarm.models.openai import OpenAI

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from swarm.loop.evaluator import TimeLimit
+from swarm.loop.limits import TimeLimit
 
 
 def reason(minutes: float | None, seconds: list[float], final_items: int) -> str | None:

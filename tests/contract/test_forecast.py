@@ -67,7 +67,7 @@ def test_texts_that_a_judge_would_read_are_counted(
     file = write(tmp_path / "topic.json", {"dataset": "t", "dev": items[:6], "test": items[6:]})
     judge = ["base_url=http://127.0.0.1:9/v1", "model=small", "api_key_env=null"]
     words = [
-        *searches.arguments(tmp_path, tiny_llama, tiny_pool, task="human_policy", task__file=file),
+        *searches.arguments(tmp_path, tiny_llama, tiny_pool, task="human", task__file=file),
         *(f"task.scorer.model.{key}" for key in judge),
         "task.max_new_tokens=64",
         "dry_run=true",

@@ -277,7 +277,7 @@ def test_the_printed_configuration_has_no_secret(tmp_path: Path) -> None:
         "task=mmlu task.parser=original task.dedupe=false",
         "task=abstain_mmlu task.parser=original task.dedupe=false",
         "task=rm_concise task.dedupe=false task.chat=false",
-        "task=human_finance task.dedupe=false",
+        "task=human task.dedupe=false",
         "task=legal task.tasks.hearsay.parser=original",
     ],
 )

@@ -34,7 +34,7 @@ NOT_HERE = {
     "python -m swarm.search task=nlgraph_mini name=first tracker=": "test_wandb.py, small",
     "python -m swarm.search task=realtoxicityprompts": "test_classifier.py",
     "python -m swarm.search task=rm_concise": "test_reward.py, with a small reward model",
-    "python -m swarm.search task=human_": "test_judge.py, with a judge on loopback",
+    "python -m swarm.search task=human": "test_judge.py, with a judge on loopback",
     "python -m swarm.search task=lm_eval": "test_harness.py, with a task on this disk",
     "python benchmarks/gpu.py": "needs a GPU; test_benchmarks.py runs it on the CPU, small",
     "python scripts/make_splits.py": "test_make_splits.py, from files on this disk",

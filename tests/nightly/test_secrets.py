@@ -45,7 +45,7 @@ def judged(folder: Path, base: Path, pool: Path, url: str, name: str, **keys: An
     file = folder / "topic.json"
     file.write_text(json.dumps({"dataset": "t", "dev": items[:4], "test": items[4:]}))
     more = {
-        "task": "human_phd_application",
+        "task": "human",
         "task__file": file,
         "task__max_new_tokens": 4,
         "task__scorer__model__base_url": url,

@@ -255,7 +255,7 @@ def test_help_of_one_group_and_of_a_chosen_option() -> None:
     assert "experiment=paper" in experiment and "@package" not in experiment
     other = swarm("swarm.search", "optimizer=cmaes", "help=optimizer").stdout
     assert "optimizer=cmaes (key" in other and "optimizer.inertia" not in other
-    inherited = swarm("swarm.search", "task=human_finance", "help=task").stdout
+    inherited = swarm("swarm.search", "task=human", "help=task").stdout
     assert "task.scorer.model.base_url=" in inherited
     wrong = swarm("swarm.search", "help=tsk")
     assert wrong.returncode == 2 and wrong.stderr.count("\n") == 1

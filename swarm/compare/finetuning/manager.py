@@ -759,8 +759,10 @@ def build_frame(rows: list[Job], columns: Sequence[str], filters: dict[str, Any]
     Raises:
         InvalidArgument: A filter does not name a column.
     """
-    import pandas
-
+    try:
+        import pandas
+    except ImportError as error:
+        raise missing_extra_error(error, "compare") from None
     if unknown := sorted(filters.keys() - set(columns)):
         raise InvalidArgument(
             f"{', '.join(unknown)}: no such column; there are {', '.join(columns)}"

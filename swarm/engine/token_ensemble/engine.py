@@ -351,6 +351,7 @@ class EnsembleModel(Mixer):
             after[row] = known[text]
         parents = [before[row] for row in chosen]
         if cache.caches[number] is not None and parents != list(range(cache.sizes[number])):
-            cache.caches[number].batch_select_indices(torch.tensor(parents, device=self.device))
+            index = torch.tensor(parents, dtype=torch.long, device=self.device)
+            cache.caches[number].batch_select_indices(index)
         cache.indices[number], cache.sizes[number] = after, len(chosen)
         return chosen

@@ -242,10 +242,10 @@ def test_a_state_that_is_none_is_one_line(
 ) -> None:
     folder = tmp_path / "search" / "run"
     folder.mkdir(parents=True)
-    (folder / "state.json").write_text(content)
+    (folder / "rounds.jsonl").write_text(f"{content}\n")
     result = searches.run(searches.arguments(tmp_path, tiny_llama, tiny_pool))
     assert result.returncode == 1 and len(result.stderr.strip().splitlines()) == 1
-    assert "state.json" in result.stderr
+    assert "rounds.jsonl" in result.stderr
 
 
 @pytest.mark.parametrize("content", ["{", '{"dev": [], "test": []}', '{"dev": [{}], "test": [{}]}'])

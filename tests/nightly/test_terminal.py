@@ -189,16 +189,14 @@ def test_commands_of_click_have_examples_that_they_understand(name: str | None) 
         ("search optimizer=3", 2, "as in optimizer=pso"),
         ("search task=null", 2, "give a group the name of an option"),
         ("search task=nlgraph_mini job=3", 2, "job.particles=5"),
-        ("sweep trials=2 space=3", 1, "space=3: must map keys of a search"),
-        ("study nothing", 2, "invalid choice: 'nothing'"),
-        ("study ablations search/x --jsn", 2, "--jsn"),
+        ("study nothing", 1, "no such study; allowed: ablation"),
+        ("study compare seeds=0", 1, "seeds=0: must be an integer, at least 1"),
         ("judge", 2, "the following arguments are required: FORMAT"),
         ("judge flask shwo", 2, "shwo"),
-        ("report", 2, "required: search/NAME"),
-        ("report page {broken}", 1, "is not the state of a search"),
-        ("report {odd}", 1, "has a state.json that is not the state of a search"),
-        ("evaluate task=nlgraph_mini out={odd}/state.json", 1, "must be a folder"),
-        ("search task=nlgraph_mini name=state.json folder={odd}", 1, "cannot write"),
+        ("report {broken}", 1, "has a rounds.jsonl that is not the record of a search"),
+        ("report {odd}", 1, "rounds.jsonl is damaged"),
+        ("evaluate task=nlgraph_mini out={odd}/rounds.jsonl", 1, "must be a folder"),
+        ("search task=nlgraph_mini name=rounds.jsonl folder={odd}", 1, "cannot write"),
     ],
 )
 def test_a_mistake_is_one_line_with_a_hint(
@@ -211,7 +209,7 @@ def test_a_mistake_is_one_line_with_a_hint(
     }
     for name, text in states.items():
         (tmp_path / name).mkdir()
-        (tmp_path / name / "state.json").write_text(text)
+        (tmp_path / name / "rounds.jsonl").write_text(text)
     places: dict[str, Any] = {name: tmp_path / name for name in states}
     entry, *rest = words.format(**places).split()
     done = swarm(f"swarm.{entry}", *rest)

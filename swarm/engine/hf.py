@@ -382,7 +382,7 @@ class HFModel(Model):
         self._engine = HFEngine("stacked", max_tokens)
 
     def check(self) -> None:
-        """Look for the model on this machine; see `swarm.tasks.base.RequiresSetup.check`.
+        """Look for the model on this machine; see `swarm.models.base.Model.check`.
 
         Raises:
             UserError: There is no such folder, or it contains no model, or one without a chat
@@ -396,7 +396,7 @@ class HFModel(Model):
         return self.base.fingerprint()
 
     def open(self, device: str) -> None:
-        """Load the model; see `swarm.tasks.base.RequiresSetup.open`.
+        """Load the model; see `swarm.models.base.Model.open`.
 
         Raises:
             UserError: As `BaseModel.load`.

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from swarm.errors import UserError
 from swarm.models.base import Completion, Example, Request, prompt_text
@@ -37,15 +37,6 @@ class Score:
 
 TaskRun = Generator[list[Request], list[Completion], list[Score]]
 """A running task: yields requests, receives their completions, returns one score per item."""
-
-
-@runtime_checkable
-class RequiresSetup(Protocol):
-    """A model with a key, a package or weights to be checked and opened, as `Setup` describes."""
-
-    def check(self) -> None: ...
-
-    def open(self, device: str) -> None: ...
 
 
 class Setup:

@@ -122,7 +122,7 @@ class FreeText(DataTask):
         """Why a dev item has no reference text; `None` if all have one."""
         name = self.reference or REFERENCE_FIELD
         if name in self.fields:
-            return f'"{name}" is part of the prompt'
+            return f'task {self.name} has no gold answers: "{name}" is part of the prompt'
         items = super().items("dev")
         lacking = [(item, wrong) for item in items if (wrong := _reference_error(item, name))]
         if not lacking:

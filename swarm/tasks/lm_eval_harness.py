@@ -488,7 +488,8 @@ class LMEvalTask(Task):
         items = self.items("dev")
         if self._gold_checked is None or self._gold_checked[0] is not items:
             self._gold_checked = items, self._find_gold_error(items)
-        return self._gold_checked[1]
+        wrong = self._gold_checked[1]
+        return f"task {self.name} has no gold answers: {wrong}" if wrong else None
 
     def gold_examples(self, items: Sequence[Item]) -> list[Example]:
         """See `Task.gold_examples`: the target, as it follows the prompt.

@@ -1,16 +1,14 @@
 """Tasks of the lm-evaluation-harness: our numbers are its own."""
 
-import json
 import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import searches
 import tiny
 from lm_eval_tasks import CHOICE, FORCED, GENERATE, LOWER, STEREOTYPE, tasks_folder
-from task_items import Knowing, Mistaken, Silent, Unscored, played, write
+from task_items import Knowing, Mistaken, Silent, Unscored, played
 
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
@@ -18,7 +16,6 @@ from swarm.errors import UserError
 from swarm.executors.worker import JobUsage, run_tasks_lockstep
 from swarm.models.base import Completion, Model
 from swarm.pool.pool import Pool
-from swarm.runs.folder import RunFolder
 from swarm.tasks import lm_eval_harness
 from swarm.tasks.base import Task
 from swarm.tasks.lm_eval_harness import LMEvalTask, cut_at_stops, lm_eval
@@ -154,25 +151,17 @@ def test_models_that_know_and_that_do_not(tmp_path: Path) -> None:
 
 
 def test_a_lost_document_weighs_no_more_than_the_worst(tmp_path: Path) -> None:
-    """Of metrics of which lower is better; those of an unknown worst value are not taken."""
+    """Metrics of which lower is better are refused, except for the bits per byte."""
     folder = tasks_folder(tmp_path / "mine", LOWER, "lower")
     (tmp_path / "mine" / "lower_metric.py").write_text(STEREOTYPE)
-    task = LMEvalTask("mine", "lower", folder)
-    items = task.items("dev")[:4]
-    said = [Completion("", (-2.0, -1.0, -3.0, -4.0))] * 3 + [Completion("", (float("nan"),) * 4)]
-    scores = played(task, items, Saying(said))
-    assert [score.value for score in scores] == [-0.25] * 3 + [-1.0]
-    assert scores[3].answer is None and scores[0].measures["likelihood_diff"] == 9.0
-    with pytest.raises(
-        UserError, match=r"metric=likelihood_diff.*known worst value; allowed for lower: pct_ster"
-    ):
-        LMEvalTask("mine", "lower", folder, metric="likelihood_diff").items("dev")
+    with pytest.raises(UserError, match="with higher values better; allowed for lower"):
+        LMEvalTask("mine", "lower", folder, metric="pct_stereotype").items("dev")
     whole = tasks_folder(tmp_path / "mine", FORCED, "whole", kind="loglikelihood_rolling", text="")
     task = LMEvalTask("mine", "whole", whole)
     item = task.items("dev")[0]
     assert played(task, [item], Saying([Completion("", (float("nan"),))]))[0].value == -8.0
     with pytest.raises(UserError, match="combine=harmonic: whole can be negative"):
-        lm_eval("both", ["whole", "lower"], "harmonic", whole).items("dev")
+        lm_eval("both", ["whole"] * 2, "harmonic", include_path=whole).items("dev")
 
 
 def test_a_task_without_a_split_is_one_line() -> None:
@@ -228,8 +217,6 @@ def test_gold_answers(tmp_path: Path, base: Path, pool: Path) -> None:
 
 def test_tasks_without_gold_answers_are_named(tmp_path: Path) -> None:
     folder = tasks_folder(tmp_path / "mine", FORCED, "whole", kind="loglikelihood_rolling", text="")
-    tasks_folder(tmp_path / "mine", LOWER, "lower")
-    (tmp_path / "mine" / "lower_metric.py").write_text(STEREOTYPE)
     tasks_folder(tmp_path / "mine", CHOICE, "letters")
     rows = (
         (tmp_path / "mine" / "letters_validation.jsonl")
@@ -242,26 +229,9 @@ def test_tasks_without_gold_answers_are_named(tmp_path: Path) -> None:
             "whole",
             "task mine has no gold answers: whole is of the output type loglikelihood_rolling",
         ),
-        ("lower", "the metric pct_stereotype of lower is better the lower it is"),
         ("letters", "the target of document letters:1 is blank, or none of its choices"),
     ):
         assert words in str(LMEvalTask("mine", name, folder).gold_error)
-
-
-def test_a_search_descends(tmp_path: Path, base: Path, pool: Path) -> None:
-    folder = tasks_folder(tmp_path / "mine", CHOICE, "letters")
-    tasks_folder(tmp_path / "mine", FORCED, "whole", kind="loglikelihood_rolling", text="")
-    keys = {"optimizer": "gradient", "optimizer.max_iterations": 1, "optimizer.descent.steps": 2}
-    words = [word for word in searches.arguments(tmp_path, base, pool) if "optimizer" not in word]
-    words = [word for word in words if not word.startswith("task")]
-    words += [f"{key}={value}" for key, value in keys.items()]
-    words += ["task=lm_eval", f"task.include_path={folder}", "task.tasks=[letters]", "test=false"]
-    done = searches.run(words)
-    assert done.returncode == 0, done.stderr
-    assert RunFolder(tmp_path / "search" / "run").rounds[1]["gradients_computed"] == 16
-    refused = searches.run([*words, "task.tasks=[whole]", "name=other"])
-    assert refused.returncode != 0 and "loglikelihood_rolling; use optimizer=" in refused.stderr
-    assert sum(line.startswith("error:") for line in refused.stderr.splitlines()) == 1
 
 
 class Saying(Model):
@@ -312,31 +282,3 @@ def test_what_is_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     for ask in (task.check, lambda: task.items("dev")):
         with pytest.raises(UserError, match=r"pip install -e .*\[lm-eval\]"):
             ask()
-
-
-def test_a_search(tmp_path: Path, base: Path) -> None:
-    """Two processes, two tasks, to the end and again."""
-    pool = tiny.pool(base, tmp_path / "pool")
-    folder = tasks_folder(tmp_path / "mine", CHOICE, "letters", shots=1)
-    tasks_folder(tmp_path / "mine", GENERATE, "words")
-    write(tmp_path / "tiny.json", {})
-    keys = {
-        "name": "run",
-        "folder": tmp_path / "search",
-        "model": "local",
-        "model.path": base,
-        "pool.folder": pool,
-        "task": "lm_eval",
-        "task.tasks": "[letters,words]",
-        "task.include_path": folder,
-        "task.dev_limit": 8,
-        "optimizer.particles": 5,
-        "optimizer.max_iterations": 2,
-        "executor": "processes",
-        "executor.workers": 2,
-    }
-    command = [f"{key}={value}" for key, value in keys.items()]
-    done = searches.run(command, timeout=400)
-    assert done.returncode == 0, done.stderr
-    rows = searches.answers(tmp_path / "search" / "run", 0)
-    assert "letters:0" in json.dumps(rows) and "acc_norm" in json.dumps(rows)

@@ -236,15 +236,15 @@ class OpenAI(SampledModel):
         seeded = "seed" in body
         if seeded:
             body = {**body, "seed": body["seed"] + sample}
-        elif count in prepared.encoded:
-            return prepared.encoded[count]
+        elif count == prepared.encoded[0]:
+            return prepared.encoded[1]
         # A turn's content may be a list of parts, or missing in a tool call.
         read = sum(len(turn.get("content") or "") for turn in body["messages"]) / CHARS_PER_TOKEN
         tokens = float(read + count * body.get(self.tokens_field, 0))
         body = body | ({"n": count} if count > 1 else {})
         call = Call(body, tokens, prepared.request.timeout, encode_body(body))
         if not seeded:
-            prepared.encoded[count] = call
+            prepared.encoded = count, call
         return call
 
     def _response_reader(

@@ -62,7 +62,7 @@ class PreparedRequest:
         equal: Whether all samples are one answer, as of greedy requests.
         together: Whether one request may return several samples; see `samples_at_once`.
         body: Request body of sample 0, for models behind an endpoint.
-        encoded: Encoded bodies of this request by number of samples.
+        encoded: The last number of samples, and the call for so many.
     """
 
     model: "SampledModel"
@@ -71,7 +71,7 @@ class PreparedRequest:
     equal: bool = False
     together: bool = False
     body: dict[str, Any] | None = None
-    encoded: dict[int, Any] = field(default_factory=dict)
+    encoded: tuple[int, Any] = (0, None)
 
 
 Sample = tuple[PreparedRequest, int]
@@ -264,8 +264,7 @@ class _CacheWriter:
 
     def __init__(self, model: SampledModel) -> None:
         self._model = model
-        self._pending: dict[str, CompletionFields] = {}
-        self._written: asyncio.Future[Any] | None = None
+        self._pending: dict[str, Any] = {}
 
     async def store(self, answers: dict[str, CompletionFields]) -> dict[str, CompletionFields]:
         """Store answers, and return the stored ones: another process's if written before.
@@ -275,24 +274,25 @@ class _CacheWriter:
         """
         if not answers:
             return {}
-        if self._written is None:
-            loop = asyncio.get_running_loop()
-            self._written = loop.create_future()
-            loop.call_soon(self._write)
-        self._pending |= answers
-        written = await asyncio.shield(self._written)
-        if isinstance(written, UserError):
-            raise written
-        return {key: written[key] for key in answers}
+        if not self._pending:
+            self._pending = {}
+            asyncio.get_running_loop().call_soon(self._write, self._pending)
+        batch = self._pending
+        batch |= answers
+        # `_write` was scheduled before this, so it has run when the loop comes back.
+        await asyncio.sleep(0)
+        if isinstance(failed := batch.get(""), UserError):
+            raise failed
+        return batch
 
-    def _write(self) -> None:
-        model, pending, done = self._model, self._pending, self._written
-        self._pending, self._written = {}, None
-        assert model.cache and done
+    def _write(self, batch: dict[str, Any]) -> None:
+        """Store a batch, and replace its values by the stored ones."""
+        self._pending = {}
+        assert self._model.cache
         try:
-            done.set_result(model.cache.put_many(pending, model.cache_label, completion_fields))
+            batch |= self._model.cache.put_many(batch, self._model.cache_label, completion_fields)
         except UserError as error:
-            done.set_result(error)
+            batch[""] = error
 
 
 MAX_FAILURES_IN_ROW = 3
@@ -301,7 +301,7 @@ MAX_FAILURES_IN_ROW = 3
 Key = tuple[Any, str]
 """The cache, or without one the call of `Sampler.sample`, and the key of a sample."""
 
-_in_flight: dict[Key, "asyncio.Future[Outcome]"] = {}
+_in_flight: dict[Key, "Sampler"] = {}
 """Samples that a sampler of this process is about to request and store."""
 
 if hasattr(os, "register_at_fork"):
@@ -401,10 +401,11 @@ class Sampler:
         self._wanted: dict[Key, list[tuple[_Waiting, int]]] = {}
         self._new: list[tuple[PreparedRequest, int, _Waiting, int]] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._flights: dict[Key, asyncio.Future[Outcome]] = {}
+        self._flights: set[Key] = set()
+        self._followers: dict[Key, list[Callable[[Outcome | None], None]]] = {}
         self._waits: set[_Waiting] = set()
         self._stack = AsyncExitStack()
-        self._started = self._failed = False
+        self._started = self._failed = self._closed = False
 
     # Hooks of subclasses.
 
@@ -426,12 +427,12 @@ class Sampler:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._closed = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for key, flight in self._flights.items():
-            del _in_flight[key]
-            flight.cancel()
+        for key in list(self._flights):
+            self._end_flight(key, None)
         await self._stack.aclose()
 
     async def sample(self, samples: Sequence[Sample], first: bool = False) -> list[Outcome]:
@@ -507,28 +508,33 @@ class Sampler:
             if queue.error:
                 self._deliver(item.key, queue.error)
             elif queue.model.cache and (flight := _in_flight.get(item.key)):
-                flight.add_done_callback(partial(self._on_flight_done, queue, item))
+                followers = flight._followers.setdefault(item.key, [])
+                followers.append(partial(self._on_flight_done, queue, item))
             else:
                 mine.append(item)
         if queue.model.cache:
-            loop = asyncio.get_running_loop()
-            flights = {item.key: loop.create_future() for item in mine}
-            self._flights |= flights
-            _in_flight.update(flights)
+            for item in mine:
+                self._flights.add(item.key)
+                _in_flight[item.key] = self
         queue.waiting.extend(_group([item for item in mine if not item.first]))
         queue.waiting.extendleft(reversed(_group([item for item in mine if item.first])))
 
-    def _on_flight_done(
-        self, queue: ModelQueue, item: _Item, flight: "asyncio.Future[Outcome]"
-    ) -> None:
+    def _on_flight_done(self, queue: ModelQueue, item: _Item, outcome: Outcome | None) -> None:
         """Deliver another sampler's outcome; request the sample if that one was cancelled."""
-        if item.key not in self._wanted:
+        if item.key not in self._wanted or self._closed:
             return
-        if not flight.cancelled():
-            self._deliver(item.key, flight.result())
+        if outcome is not None:
+            self._deliver(item.key, outcome)
             return
         self._enqueue(queue, [item])
         self._dispatch()
+
+    def _end_flight(self, key: Key, outcome: Outcome | None) -> None:
+        """Pass an outcome on to other samplers; without one they request the sample themselves."""
+        self._flights.remove(key)
+        del _in_flight[key]
+        for follow in self._followers.pop(key, ()):
+            follow(outcome)
 
     def _deliver(self, key: Key, outcome: Outcome) -> None:
         self.received += 1
@@ -537,9 +543,8 @@ class Sampler:
             self._fail(outcome)
         for waiting, index in self._wanted.pop(key):
             waiting.deliver(index, outcome)
-        if flight := self._flights.pop(key, None):
-            del _in_flight[key]
-            flight.set_result(outcome)
+        if key in self._flights:
+            self._end_flight(key, outcome)
 
     def _dispatch(self) -> None:
         """Start as many batches as allowed, in turn over all models."""

@@ -175,7 +175,7 @@ def test_lines_hold_every_row_with_little_padding() -> None:
     prompts = [random.integers(3, 99, size).tolist() for size in random.integers(5, 90, 200)]
     rows = [TokenizedExample(prompt, [[1, 2]], EXAMPLES[0], i) for i, prompt in enumerate(prompts)]
     seen, padded, tokens = [], 0, 0
-    for batch in batch_examples(rows, pad=0, budget=2000, packed=True, fill=True):
+    for batch in batch_examples(rows, pad=0, budget=2000, packed=True):
         padded += batch.ids.size
         tokens += int((batch.ids > 0).sum())
         assert batch.ids.size <= 2200 and batch.ids.shape[1] <= 300

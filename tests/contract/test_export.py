@@ -13,7 +13,7 @@ import searches
 import tiny
 import yaml
 from hydra import compose, initialize_config_dir
-from swarm.runs.manifest import encode_state
+from run_folders import write_state
 
 from swarm._util.files import conf_folder
 from swarm.errors import UserError
@@ -314,7 +314,7 @@ def result(tiny_pool: Path, run: Path, note: dict[str, Any], state: dict[str, An
         (run / place / "swarm.json").write_text(json.dumps({"validation_utility": 0.5, **note}))
     config = {"task": {"name": "nlgraph_mini"}, **state.pop("config", {})}
     (run / "config.json").write_text(json.dumps(config))
-    (run / "state.json").write_bytes(encode_state({"verdict": None, **state}))
+    write_state(run, {"verdict": None, "rounds": [], **state})
     return run
 
 
@@ -351,13 +351,13 @@ def test_a_search_that_has_not_ended_says_so(tiny_pool: Path, tmp_path: Path) ->
         assert told[1].startswith("the search had not ended (1 iteration done)")
         assert ("; it maximizes its signal (logprob), and" in told[1]) is more
         assert f"T{told[1][1:]}." in (tmp_path / "mine" / "README.md").read_text()
-    (run / "state.json").write_bytes(encode_state({"rounds": places, "finished": "x"}))
+    write_state(run, {"rounds": places, "finished": "x"})
     assert len(Export(str(run), str(tmp_path / "mine")).write()) == 2
     assert "had not ended" not in (tmp_path / "mine" / "README.md").read_text()
     with pytest.raises(UserError, match=r"^particle=40: the search has 0 to 1$"):
         Export(str(run), "x", particle=40)
     shutil.rmtree(run / "global_best")
-    (run / "state.json").write_bytes(encode_state({"rounds": [], "finished": None}))
+    write_state(run, {"rounds": [], "finished": None})
     with pytest.raises(
         UserError, match=r"logprob: no iteration has finished yet; wait for the first$"
     ):

@@ -60,7 +60,8 @@ def test_bits_per_byte(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> Non
 @pytest.mark.parametrize("chat", [False, True])
 def test_nats_of_a_gold_answer(chat: bool, tmp_path: Path, tiny_llama: Path) -> None:
     engine = HFEngine()
-    engine.load_base(BaseModel(str(tiny_llama)), "cpu", {}, "none")
+    engine.load_base(BaseModel(str(tiny_llama)), "cpu")
+    engine.set_adapters({})
     model, words = tiny.load(tiny_llama), AutoTokenizer.from_pretrained(tiny_llama)
     letters = str(write(tmp_path / "letters.json", {"dev": choice_items(4)}))
     golds = str(write(tmp_path / "golds.json", {"dev": match_items(6)}))

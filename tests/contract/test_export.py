@@ -13,13 +13,13 @@ import searches
 import tiny
 import yaml
 from hydra import compose, initialize_config_dir
-from run_folders import write_state
 
 from swarm._util.files import conf_folder
 from swarm.errors import UserError
 from swarm.export import export
 from swarm.export.export import Export
 from swarm.merging.positions import describe_position
+from swarm.runs.folder import read_state
 from swarm.runs.verdict import format_measured, read_verdict, state_verdict
 from swarm.search import build_run
 
@@ -73,7 +73,7 @@ def test_the_best_of_a_search_as_an_adapter_with_its_card(
         exec(code, space)
     saved = PeftModel.from_pretrained(tiny.load(tiny_llama), best)
     assert torch.equal(tiny.logits(space["model"]), tiny.logits(saved))
-    metrics = read_verdict(json.loads((found / "state.json").read_text()))
+    metrics = read_verdict(read_state(found))
     assert describe_position(note["experts"], note["coefficients"]) in card
     for one in (metrics.start_model, metrics.found):
         assert format_measured(one.dev) in card and format_measured(one.test) in card
@@ -101,7 +101,7 @@ def test_a_particle_s_best(found: Path, tmp_path: Path) -> None:
 
 
 def test_what_the_verdict_names_instead_of_the_best_found(found: Path, tmp_path: Path) -> None:
-    metrics = read_verdict(json.loads((found / "state.json").read_text()))
+    metrics = read_verdict(read_state(found))
     names = {one.name for one in metrics.alternatives} - {"base", "constant", "experts"}
     assert "expert" in names
     for name in names:
@@ -307,17 +307,6 @@ def test_a_base_that_the_adapter_was_not_made_for_is_one_line(
     assert [path.name for path in tmp_path.iterdir()] == ["deep"]
 
 
-def result(tiny_pool: Path, run: Path, note: dict[str, Any], state: dict[str, Any]) -> Path:
-    """A run folder as a search leaves it, of particle 0 alone, which is the best found."""
-    for place in ("global_best", "particle_0/personal_best"):
-        shutil.copytree(tiny_pool / "amber", run / place)
-        (run / place / "swarm.json").write_text(json.dumps({"validation_utility": 0.5, **note}))
-    config = {"task": {"name": "nlgraph_mini"}, **state.pop("config", {})}
-    (run / "config.json").write_text(json.dumps(config))
-    write_state(run, {"verdict": None, "rounds": [], **state})
-    return run
-
-
 def test_numbers_of_an_adapter_that_was_rounded_afterwards_are_not_its_own(
     found: Path, tmp_path: Path
 ) -> None:
@@ -338,30 +327,6 @@ def test_numbers_of_an_adapter_that_was_rounded_afterwards_are_not_its_own(
             if place == "global_best":
                 assert ("| before rounding to rank 4 " in card) is cut
                 assert ("| this one" in card) is not cut
-
-
-def test_a_search_that_has_not_ended_says_so(tiny_pool: Path, tmp_path: Path) -> None:
-    note = {"experts": ["amber"], "coefficients": [1.0]}
-    places = [{"positions": [[1.0], [0.5]], "utilities": [0.5, 0.25]}] * 2
-    for signal, more in (("accuracy", False), ("logprob", True)):
-        task = {"name": "nlgraph_mini", "signal": signal}
-        state = {"rounds": places, "finished": None, "config": {"task": task}}
-        run = result(tiny_pool, tmp_path / signal, note, state)
-        told = Export(str(run), str(tmp_path / "mine")).write()
-        assert told[1].startswith("the search had not ended (1 iteration done)")
-        assert ("; it maximizes its signal (logprob), and" in told[1]) is more
-        assert f"T{told[1][1:]}." in (tmp_path / "mine" / "README.md").read_text()
-    write_state(run, {"rounds": places, "finished": "x"})
-    assert len(Export(str(run), str(tmp_path / "mine")).write()) == 2
-    assert "had not ended" not in (tmp_path / "mine" / "README.md").read_text()
-    with pytest.raises(UserError, match=r"^particle=40: the search has 0 to 1$"):
-        Export(str(run), "x", particle=40)
-    shutil.rmtree(run / "global_best")
-    write_state(run, {"rounds": [], "finished": None})
-    with pytest.raises(
-        UserError, match=r"logprob: no iteration has finished yet; wait for the first$"
-    ):
-        Export(str(run), "x")
 
 
 def test_a_mistake_on_the_command_line_is_one_line(found: Path, tmp_path: Path) -> None:

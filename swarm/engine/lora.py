@@ -11,6 +11,7 @@ the coefficients alone. Where a position has many requests, its update is added 
 weights instead (`swarm.engine.base.choose_plan`), which then run as fast as the base.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,12 @@ class LoraLinear(nn.Module):
         self.linear, self.routing = linear, routing
         self.down, self.up = down.to(device, dtype), up.to(device, dtype).contiguous()
         self.places = places.to(device)
+        # An expert that exceeds float16 must not spoil the positions that do not use it: 0 times
+        # infinity is NaN. The other types have the range of float32.
+        self.overflows = dtype == torch.float16
+        if self.overflows:
+            lost = ~self.up.isfinite().all(dim=0)
+            self.down[lost], self.up[:, lost] = math.nan, 0.0
         self.shares: torch.Tensor | None = None
         self.merged: torch.Tensor | None = None
 
@@ -99,16 +106,22 @@ class LoraLinear(nn.Module):
         low = nn.functional.linear(rows, self.down).view(len(shares), -1, len(self.down))
         # In float32: a coefficient rounded to bfloat16 would have the same relative error
         # everywhere.
-        if self.rank is None:
-            low = low * shares[:, None]
-        else:
-            low, each = low.unflatten(2, (-1, self.rank)), shares[:, None, :, None]
-            low = ((low * each).sum(2, keepdim=True) * each).flatten(2)
+        each = shares[:, None]
+        if self.rank is not None:
+            low, each = low.unflatten(2, (-1, self.rank)), each[..., None]
+        if self.overflows and not torch.is_grad_enabled():
+            low = low.masked_fill(each == 0, 0.0)
+        low = low * each
+        if self.rank is not None:
+            low = (low.sum(2, keepdim=True) * each).flatten(2)
         return low.flatten(0, 1).to(rows.dtype)
 
     def merge(self, coefficients: torch.Tensor) -> None:
         """Add the update at one position [G * K] to a copy of the weight."""
         shares, down, up = coefficients[self.places], self.down, self.up
+        if self.overflows:
+            unused = (shares == 0).repeat_interleave(self.rank or 1)
+            down, up = down.masked_fill(unused[:, None], 0.0), up.masked_fill(unused, 0.0)
         if self.rank is None:
             up = up * shares
         else:

@@ -26,7 +26,7 @@ from swarm.engine.base import Engine
 from swarm.engine.base_model import BaseModel
 from swarm.engine.tokenization import encode_choice, encode_prompt
 from swarm.errors import UserError
-from swarm.executors import Executor, JobResult, Worker
+from swarm.executors import Executor, Worker
 from swarm.loop.context import check_context
 from swarm.loop.evaluator import (
     Batching,
@@ -65,99 +65,22 @@ from swarm.tasks.base import Item, Score, metric_task
 from swarm.tasks.metrics import measure, paired_gain
 from swarm.tasks.questions import QuestionTask
 
+if TYPE_CHECKING:
+    from swarm.finetune.trainer import TokenPair
+
+log = logging.getLogger(__name__)
+
+STATE_FILE = "tuning.json"
+TRAINING = "training"
+"""Folder of the checkpoints, until training has ended."""
+
+ANSWERS = "answers.json.gz"
+
+FRESH_LABEL = "the base"
+"""Label of a fresh LoRA as the start."""
+
 UNTESTED_REASON = "that run has no test"
 """Reason why a search is not compared with, until it has been tested."""
-
-
-class FinetuneComparison:
-    """Scores the start and the end of a fine-tuning on the same items with one engine.
-
-    Args:
-        task: The task.
-        executor: Executor with a pool of the two adapters.
-        job: Batching of the requests.
-        label: Name of the start.
-        held_out: Indices of dev items that were not trained on.
-        test: Whether to score the test split, too.
-    """
-
-    def __init__(
-        self,
-        task: Any,
-        executor: Executor,
-        job: Batching,
-        label: str,
-        held_out: Sequence[int],
-        test: bool,
-    ) -> None:
-        self.task, self.label, self.held_out, self.test = task, label, held_out, test
-        self._executor = executor
-        self._evaluator = Evaluator(task, executor, job)
-        self._evaluator.on_job = self._count_prompts
-        self._prompts = 0
-
-    def compare(self, folder: Path, run: RunFolder | None) -> tuple[Verdict, dict[str, Any]]:
-        """Return the verdict and the comparison with a search; write the answers to the folder.
-
-        Args:
-            folder: Folder of the fine-tuning.
-            run: A search of the same task to compare with.
-        """
-        task = metric_task(self.task)
-        splits = {"dev": "judged"} | ({"test": "test"} if self.test else {})
-        scores = {name: self._score_split(split) for name, split in splits.items()}
-        rows = {
-            name: [scores_to_records(self.task.items(name), one) for one in pair]
-            for name, pair in scores.items()
-        }
-        write_gzip_json(folder / "answers.json.gz", rows)
-        dev, test = self.task.items("dev"), self.task.items("test") if self.test else []
-        on_dev = [measure(task, one, dev) for one in scores["dev"]]
-        on_test = [measure(task, one, test) for one in scores["test"]] if test else [None, None]
-        gain = paired_gain(task, *reversed(scores["test"])) if self.test else None
-        alternatives = [Compared(EXPERT, self.label, on_dev[0], on_test[0], gain)]
-        after = scores["test"][1] if self.test else ()
-        if constant := compare_constant_answers(task, dev, test, after):
-            alternatives.append(constant)
-        held_out = None
-        if self.held_out:
-            before, ending = ([one[i] for i in self.held_out] for one in scores["dev"])
-            pair = paired_gain(task, ending, before)
-            held_out = HeldOut(measure(task, before), measure(task, ending), pair, False)
-        verdict = Verdict(
-            Compared(FOUND, "tuned", on_dev[1], on_test[1]),
-            self.label,
-            sorted(alternatives, key=lambda one: -one.test.utility if one.test else 0.0),
-            held_out=held_out,
-            costs={"prompts_scored": self._prompts},
-        )
-        searched = self._compare_with_search(run, scores["test"][1]) if run and self.test else {}
-        return verdict, searched
-
-    def _score_split(self, split: str) -> list[list[Score]]:
-        return self._evaluator.score_positions(np.eye(2).tolist(), split)
-
-    def _count_prompts(self, result: JobResult) -> None:
-        self._prompts += result.prompts
-
-    def _compare_with_search(self, run: RunFolder, tuned: Sequence[Score]) -> dict[str, Any]:
-        """Compare with the search's best, or return why the two are not comparable."""
-        rows = run.load_test_answers(run.find_best())
-        if rows is None:
-            return {"not_compared": UNTESTED_REASON}
-        if run.verdict is None or run.test_items != digest_items(self.task, "test"):
-            return {"not_compared": "that run was tested on different items"}
-        task, before = metric_task(self.task), records_to_scores(rows)
-        same = run.identity.get("task items") == digest_items(self.task, "dev")
-        return {
-            "searched": {
-                "run": run.path.name,
-                "prompts": run.verdict.cost,
-                "same_items": same,
-                "utility": task.utility(before),
-                "gain": asdict(paired_gain(task, tuned, before)),
-            }
-        }
 
 
 def scores_table(verdict: Verdict, before: str, after: str) -> list[str]:
@@ -204,21 +127,6 @@ def format_tuning(verdict: Verdict, facts: Mapping[str, Any]) -> list[str]:
     if reason := facts.get("not_compared"):
         found.append(f"Not compared with the best found: {reason}.")
     return found
-
-
-if TYPE_CHECKING:
-    from swarm.finetune.trainer import TokenPair
-
-log = logging.getLogger(__name__)
-
-STATE_FILE = "tuning.json"
-TRAINING = "training"
-"""Folder of the checkpoints, until training has ended."""
-
-ANSWERS = "answers.json.gz"
-
-FRESH_LABEL = "the base"
-"""Label of a fresh LoRA as the start."""
 
 
 @checked()
@@ -538,19 +446,81 @@ class FinetuneRun:
     def _compare_start_end(
         self, label: str, held_out: Sequence[int]
     ) -> tuple[Verdict, dict[str, Any]]:
-        """Compare start and end, which are the positions [1, 0] and [0, 1] of a pool."""
+        """Score start and end, the positions [1, 0] and [0, 1] of a pool, on the same items.
+
+        Args:
+            label: Name of the start.
+            held_out: Indices of dev items that were not trained on.
+
+        Returns:
+            The verdict, and the comparison with a search, if any.
+        """
         pool = Pool(self.folder.resolve(), ["start", "tuned"])
         pool.open(self.model).check()
         run = RunFolder(find_path(self.run)) if self.run else None
+        prompts: list[int] = []
         try:
             self.executor.open(Worker(self.model, pool, self.task, self.engine))
-            compared = FinetuneComparison(
-                self.task, self.executor, self.job, label, held_out, self.test
-            )
+            evaluator = Evaluator(self.task, self.executor, self.job)
+            evaluator.on_job = lambda result: prompts.append(result.prompts)
             with self._record.replacing(ANSWERS):
-                return compared.compare(self.folder, run)
+                positions = np.eye(2).tolist()
+                splits = ("dev", "test") if self.test else ("dev",)
+                scores = {split: evaluator.score_positions(positions, split) for split in splits}
+                rows = {
+                    split: [scores_to_records(self.task.items(split), one) for one in pair]
+                    for split, pair in scores.items()
+                }
+                write_gzip_json(self.folder / ANSWERS, rows)
         finally:
             self.executor.close()
+        verdict = self._judge(label, scores, held_out)
+        searched = self._compare_with_search(run, scores["test"][1]) if run and self.test else {}
+        return replace(verdict, costs={"prompts_scored": sum(prompts)}), searched
+
+    def _judge(
+        self, label: str, scores: Mapping[str, Sequence[list[Score]]], held_out: Sequence[int]
+    ) -> Verdict:
+        """Return the verdict on the scores of start and end, by split."""
+        task = metric_task(self.task)
+        dev, test = self.task.items("dev"), self.task.items("test") if self.test else []
+        on_dev = [measure(task, one, dev) for one in scores["dev"]]
+        on_test = [measure(task, one, test) for one in scores["test"]] if test else [None, None]
+        gain = paired_gain(task, *reversed(scores["test"])) if self.test else None
+        alternatives = [Compared(EXPERT, label, on_dev[0], on_test[0], gain)]
+        after = scores["test"][1] if self.test else ()
+        if constant := compare_constant_answers(task, dev, test, after):
+            alternatives.append(constant)
+        kept = None
+        if held_out:
+            before, ending = ([one[i] for i in held_out] for one in scores["dev"])
+            pair = paired_gain(task, ending, before)
+            kept = HeldOut(measure(task, before), measure(task, ending), pair, False)
+        return Verdict(
+            Compared(FOUND, "tuned", on_dev[1], on_test[1]),
+            label,
+            sorted(alternatives, key=lambda one: -one.test.utility if one.test else 0.0),
+            held_out=kept,
+        )
+
+    def _compare_with_search(self, run: RunFolder, tuned: Sequence[Score]) -> dict[str, Any]:
+        """Compare with the search's best, or return why the two are not comparable."""
+        rows = run.load_test_answers(run.find_best())
+        if rows is None:
+            return {"not_compared": UNTESTED_REASON}
+        if run.verdict is None or run.test_items != digest_items(self.task, "test"):
+            return {"not_compared": "that run was tested on different items"}
+        task, before = metric_task(self.task), records_to_scores(rows)
+        same = run.identity.get("task items") == digest_items(self.task, "dev")
+        return {
+            "searched": {
+                "run": run.path.name,
+                "prompts": run.verdict.cost,
+                "same_items": same,
+                "utility": task.utility(before),
+                "gain": asdict(paired_gain(task, tuned, before)),
+            }
+        }
 
 
 def read_state(path: Path) -> dict[str, Any]:

@@ -11,25 +11,21 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from swarm.merging import lora_math, methods
-from swarm.merging import lora_math as low_rank
-from swarm.merging import methods as spherical
-from swarm.merging import methods as stock
-from swarm.merging import methods as ties
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Generator, Tensor
 
-    FactorPair = tuple[Tensor, Tensor]
+    from swarm.merging.lora_math import FactorPair
 
 LINEAR_MERGES = {
-    "slerp": spherical.slerp_coefficients,
-    "model_stock": stock.model_stock_coefficients,
+    "slerp": methods.slerp_coefficients,
+    "model_stock": methods.model_stock_coefficients,
 }
 """Sums of the task vectors with coefficients that depend on their angles at each module."""
 
 SPARSE_MERGES = {
-    "ties": ties.ties_merge,
+    "ties": methods.ties_merge,
     "dare_linear": methods.dare_linear,
     "dare_ties": methods.dare_ties,
 }
@@ -79,11 +75,11 @@ def merge_factors(
         up = _merge_matrices(recipe, [b for _, b in factors], (outputs, max_rank), density, draw)
         pair = down, up
     elif recipe in LINEAR_MERGES:
-        pair = _exact_sum(LINEAR_MERGES[recipe](low_rank.gram_matrix(factors)), factors, rank)
+        pair = _exact_sum(LINEAR_MERGES[recipe](lora_math.gram_matrix(factors)), factors, rank)
     else:
         updates = (b @ a for a, b in factors)
         matrix = SPARSE_MERGES[recipe](updates, (outputs, inputs), density, draw)
-        pair = low_rank.factorize_matrix(matrix, rank, draw)
+        pair = lora_math.factorize_matrix(matrix, rank, draw)
     a, b = lora_math.pad_rank(pair, rank)
     return a.float(), b.float()
 
@@ -91,7 +87,7 @@ def merge_factors(
 def _merge_matrices(
     recipe: str,
     vectors: "Sequence[Tensor]",
-    shape: ties.MatrixShape,
+    shape: methods.MatrixShape,
     density: float,
     draw: "Generator",
 ) -> "Tensor":
@@ -100,7 +96,7 @@ def _merge_matrices(
 
     if recipe in SPARSE_MERGES:
         return SPARSE_MERGES[recipe](vectors, shape, density, draw)
-    stacked = torch.stack([ties.pad_to_shape(one, shape) for one in vectors]).double()
+    stacked = torch.stack([methods.pad_to_shape(one, shape) for one in vectors]).double()
     flat = stacked.flatten(1)
     weights = LINEAR_MERGES[recipe]((flat @ flat.T).numpy())
     return torch.tensordot(torch.from_numpy(weights), stacked, 1)
@@ -108,5 +104,5 @@ def _merge_matrices(
 
 def _exact_sum(weights: "np.ndarray", factors: "Sequence[FactorPair]", rank: int) -> "FactorPair":
     """Return the sum of the weighted updates, truncated to `rank` if its rank is higher."""
-    pair = low_rank.concatenate_weighted(factors, weights)
+    pair = lora_math.concatenate_weighted(factors, weights)
     return pair if len(pair[0]) <= rank else lora_math.truncate_rank(*pair, rank)[0]

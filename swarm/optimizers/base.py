@@ -19,6 +19,7 @@ MOST_ROWS = 10_000
 
 Rows = Annotated[int, Field(ge=1, le=MOST_ROWS)]
 Particles = Annotated[int, Field(ge=2, le=MOST_ROWS)]
+FourOrMore = Annotated[int, Field(ge=4, le=MOST_ROWS)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
 Low = Annotated[float, Field(le=0, allow_inf_nan=False)]
@@ -149,8 +150,6 @@ class Optimizer:
     """
 
     NAME: ClassVar[str]
-    LEAST: ClassVar[int] = 2
-    """Minimum number of particles."""
     ARRAYS: ClassVar[dict[str, type]] = {"positions": float, "evaluate": bool}
     """Arrays of the state, and the types of their entries; NaN is saved as null."""
     SCALARS: ClassVar[tuple[str, ...]] = ("seed", "groups", "iteration", "has_utilities")
@@ -166,12 +165,6 @@ class Optimizer:
     resources = SearchResources()
     reason = ""
     """Why `choose` chose this optimizer."""
-
-    def __post_init__(self) -> None:
-        if self.particles is not None and self.particles < self.LEAST:
-            raise UserError(
-                f"optimizer.particles={self.particles}: must be an integer, at least {self.LEAST}"
-            )
 
     def set_resources(self, resources: SearchResources) -> None:
         """Set the available resources; called before `start`."""
@@ -338,7 +331,7 @@ class Optimizer:
 
     def _population_size(self, experts: int) -> int:
         """Return N for `particles=None`."""
-        return max(experts, self.LEAST)
+        return experts
 
     def _initial_population(self, experts: int, count: int) -> np.ndarray:
         """Return the first rows, [N, G x K], the experts first, and initialize the arrays."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from swarm._util.settings import PositiveNumber, Share, checked
 from swarm.errors import UserError
-from swarm.optimizers.base import CoefficientBounds, High, Low, Optimizer, float_arrays
+from swarm.optimizers.base import CoefficientBounds, FourOrMore, High, Low, Optimizer, float_arrays
 from swarm.optimizers.random_streams import expert_positions, sample_mixtures
 from swarm.optimizers.static_merges import static_start_positions
 
@@ -41,9 +41,9 @@ class DifferentialEvolution(Optimizer):
     """
 
     NAME: ClassVar[str] = "de"
-    LEAST: ClassVar[int] = 4
     ARRAYS: ClassVar[dict[str, type]] = float_arrays("members", "utilities")
 
+    particles: FourOrMore | None = 20
     strategy: Literal["best", "rand"] = "best"
     lowest_weight: PositiveNumber = 0.5
     highest_weight: PositiveNumber = 1.0
@@ -53,10 +53,12 @@ class DifferentialEvolution(Optimizer):
     high: High = 2.0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.lowest_weight > self.highest_weight:
             raise UserError(f"""optimizer.lowest_weight={self.lowest_weight}: must be at most
                 optimizer.highest_weight={self.highest_weight}, lower it or raise the other""")
+
+    def _population_size(self, experts: int) -> int:
+        return max(experts, 4)
 
     def _initial_population(self, experts: int, count: int) -> np.ndarray:
         draw, known = self._iteration_rng(), expert_positions(experts, self.groups)

@@ -14,6 +14,7 @@ from swarm.optimizers import random_streams
 from swarm.optimizers.base import (
     OPTIMIZER_STREAM,
     CoefficientBounds,
+    FourOrMore,
     High,
     Low,
     Optimizer,
@@ -78,10 +79,10 @@ class NSGA2Search(Optimizer):
     """
 
     NAME: ClassVar[str] = "nsga2"
-    LEAST: ClassVar[int] = 4
     has_objectives: ClassVar[bool] = True
     ARRAYS: ClassVar[dict[str, type]] = float_arrays("rows", "values", "generations")
 
+    particles: FourOrMore | None = 20
     objectives: Annotated[Sequence[str], Field(min_length=1)] | None = None
     constraints: (
         Mapping[str, Annotated[float, Field(allow_inf_nan=False)] | Literal["base"]] | None
@@ -167,7 +168,7 @@ class NSGA2Search(Optimizer):
         super().load_state_dict(state)
 
     def _population_size(self, experts: int) -> int:
-        return max(experts + self.needs_base, self.LEAST)
+        return max(experts + self.needs_base, 4)
 
     def _initial_population(self, experts: int, count: int) -> np.ndarray:
         known = random_streams.expert_positions(experts, self.groups)

@@ -105,7 +105,6 @@ class ParticleSwarm(Optimizer):
     reference_code: bool = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.minimum_step_length > self.step_length:
             raise UserError(f"""optimizer.minimum_step_length={self.minimum_step_length}: must be at
                 most optimizer.step_length={self.step_length}, lower it or raise the other""")

@@ -158,7 +158,6 @@ class WarmStartOptimizer(HistoryOptimizer):
     start_scales: Scales | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.start_scales and self.sum_to_one:
             raise UserError(f"""optimizer.start_scales={[*self.start_scales]}: scaled recipes do not
                 sum to 1; set optimizer.sum_to_one=false, or start_scales=null""")

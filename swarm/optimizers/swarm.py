@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from swarm._util.settings import Count, Number, Positive, checked
+from swarm._util.settings import Number, Positive, checked
 from swarm.errors import UserError
 from swarm.optimizers.base import Descending, DescentPlan, freeze_array, to_json_list
 from swarm.optimizers.gradient import Descent
@@ -360,21 +360,11 @@ class GradientDescent(MemeticSwarm):
     max_iterations: Positive = 20
     patience: Positive = 4
     descent: Descent | None = field(default_factory=partial(Descent, required=True))
-    # Options that a swarm of one particle does not have.
-    active: Positive | Literal["auto"] | None = field(default=1, init=False)
-    inertia: Number = field(default=0.0, init=False)
-    cognitive: Number = field(default=0.0, init=False)
-    social: Number = field(default=0.0, init=False)
-    repel: Number = field(default=0.0, init=False)
-    weight_randomness: bool = field(default=True, init=False)
-    step_length: Number = field(default=0.5, init=False)
-    step_length_factor: Number = field(default=0.95, init=False)
-    minimum_step_length: Number = field(default=0.1, init=False)
-    starting_velocity: Literal["random", "zero", "best"] = field(default="zero", init=False)
-    restart: bool = field(default=False, init=False)
-    restart_patience: Number = field(default=5, init=False)
-    restart_cool_down: Count = field(default=5, init=False)
-    crossover_maximum: Number = field(default=1.0, init=False)
-    drop_iteration: Number = field(default=0.0, init=False)
-    drop_particle: Number = field(default=0.0, init=False)
-    reference_code: bool = field(default=False, init=False)
+    active: Positive | Literal["auto"] | None = 1
+    # No term of the paper's velocity, and no restart from the personal best.
+    inertia: Number = 0.0
+    cognitive: Number = 0.0
+    social: Number = 0.0
+    repel: Number = 0.0
+    starting_velocity: Literal["random", "zero", "best"] = "zero"
+    restart: bool = False

@@ -11,8 +11,8 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -49,102 +49,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from swarm.merging.lora_math import FactorPair
-
-
-class Basis:
-    """The arithmetic of an opened pool.
-
-    Args:
-        rows: The K rows.
-        shapes: (in, out) of every module that any of them changes.
-        space: "factor" combines A and B separately, "delta" their products.
-        division: See `swarm.pool.groups.divide_modules`.
-
-    Attributes:
-        names: Names of the rows.
-        groups: The names of the G groups.
-        modules: (in, out, rank) of every module, sorted by name, where the rank is that of a
-            combination: in the factor space the highest of any row, to which all others are padded
-            with zeros, in the delta space the sum of all rows' at that module.
-    """
-
-    def __init__(
-        self,
-        rows: Sequence[PoolRow],
-        shapes: Mapping[str, tuple[int, int]],
-        space: str,
-        division: GroupKind,
-    ) -> None:
-        self.rows, self.space = list(rows), space
-        self.names = [row.name for row in rows]
-        ranks = {
-            name: [row.shapes[name][2] for row in rows if name in row.shapes]
-            for name in sorted(shapes)
-        }
-        highest = max(rank for found in ranks.values() for rank in found)
-        self.modules = {
-            name: (*shapes[name], highest if space == "factor" else sum(found))
-            for name, found in ranks.items()
-        }
-        self.groups, self._group = divide_modules(list(self.modules), division)
-
-    @cached_property
-    def update_norms(self) -> list[float]:
-        """Frobenius norms of the rows' updates over all modules."""
-        squares = [0.0] * len(self.rows)
-        for number, row in enumerate(self.rows):
-            for module in row.shapes:
-                squares[number] += lora_math.update_norm(*row.load_factors(module)) ** 2
-        return [square**0.5 for square in squares]
-
-    def combine_module(self, module: str, vector: Sequence[float]) -> "FactorPair":
-        """Return A and B of `module` at a position [G * K], float64.
-
-        Summed in the order of the rows, so the result does not depend on threads or machines.
-        """
-        start = self._group[module] * len(self.rows)
-        return self._combine_group(module, vector[start : start + len(self.rows)])
-
-    def stack_experts(self, module: str) -> "FactorPair":
-        """Return A [K, rank, in] and B [K, out, rank] of `module`, float32, padded and scaled."""
-        import torch
-
-        pairs = [self._combine_group(module, row) for row in torch.eye(len(self.rows)).tolist()]
-        rank = max(len(a) for a, _ in pairs)
-        wide = [lora_math.pad_rank(pair, rank) for pair in pairs]
-        return torch.stack([a.float() for a, _ in wide]), torch.stack([b.float() for _, b in wide])
-
-    def expert_factors(self, module: str) -> tuple["Tensor", "Tensor", "Tensor"]:
-        """Return the tensors of `module` for an engine, float32: A, B and coefficient indices.
-
-        The third tensor contains, for each entry of A's first axis, the index of its coefficient in
-        a position [G * K]. In the factor space A is [K, rank, in] and B [K, out, rank]; in the
-        delta space A is [R, in] and B [out, R] of all rows concatenated, with R the sum of their
-        ranks.
-        """
-        import torch
-
-        start = self._group[module] * len(self.rows)
-        if self.space == "factor":
-            return *self.stack_experts(module), torch.arange(start, start + len(self.rows))
-        ranks = [row.shapes[module][2] if module in row.shapes else 0 for row in self.rows]
-        a, b = self._combine_group(module, [1.0] * len(self.rows))
-        row_indices = torch.arange(start, start + len(self.rows)).repeat_interleave(
-            torch.tensor(ranks)
-        )
-        return a.float(), b.float(), row_indices
-
-    def _combine_group(self, module: str, part: Sequence[float]) -> "FactorPair":
-        """Return A and B of one module with the K coefficients of its group."""
-        inputs, outputs, rank = self.modules[module]
-        terms = (
-            (coefficient, *row.load_factors(module))
-            for coefficient, row in zip(part, self.rows, strict=True)
-            if coefficient != 0.0 and module in row.shapes
-        )
-        if self.space == "factor":
-            return lora_math.sum_factors(terms, inputs, outputs, rank)
-        return lora_math.concatenate_factors(terms, inputs, outputs)
 
 
 log = logging.getLogger(__name__)
@@ -221,7 +125,8 @@ class Pool:
         self.groups: Sequence[str] = [ALL_MODULES]
         self.modules: dict[str, tuple[int, int, int]] = {}
         self.rank = 0
-        self._basis: Basis | None = None
+        self._rows: list[PoolRow] = []
+        self._group_of: dict[str, int] = {}
         self._files: list[Adapter] = []
         self._experts = 0
         self._base_name: str | None = None
@@ -321,22 +226,28 @@ class Pool:
         shapes = check_compatible(self._files, base, self._base_check)
         before = self._extra.before_elites(experts)
         after = self._extra.after_elites(experts, self.space)
-        rows = [*experts, *before, *(elites or ()), *after]
-        check_row_names(self.folder, [row.name for row in rows])
-        self._basis = Basis(rows, shapes, self.space, self._division)
-        self.names = self._basis.names
-        self.groups = route_group_names(
-            self.router.names if self.router else (), self._basis.groups
-        )
-        self.modules = self._basis.modules
-        self.rank = max(rank for _, _, rank in self.modules.values())
+        self._rows = [*experts, *before, *(elites or ()), *after]
+        self.names = [row.name for row in self._rows]
+        check_row_names(self.folder, self.names)
+        ranks = {
+            name: [row.shapes[name][2] for row in self._rows if name in row.shapes]
+            for name in sorted(shapes)
+        }
+        self.rank = max(rank for found in ranks.values() for rank in found)
+        if self.space == "delta":
+            self.rank = max(map(sum, ranks.values()))
+        self.modules = {
+            name: (*shapes[name], sum(found) if self.space == "delta" else self.rank)
+            for name, found in ranks.items()
+        }
+        groups, self._group_of = divide_modules(list(self.modules), self._division)
+        self.groups = route_group_names(self.router.names if self.router else (), groups)
         self._base_name = name_of(base)
         return self
 
-    def _require_basis(self) -> Basis:
-        if self._basis is None:
+    def _require_open(self) -> None:
+        if not self._rows:
             raise RuntimeError("the pool is not open: call Pool.open(base_name) first")
-        return self._basis
 
     def check(self) -> None:
         """Read every weight of every expert once and raise UserError if one is not finite.
@@ -344,7 +255,7 @@ class Pool:
         Logs a warning for experts that are equal in all weights, as they are a redundant dimension
         of the search. Costs one pass over the files, about a second per gigabyte.
         """
-        self._require_basis()
+        self._require_open()
         for names in find_equal_experts(self._files):
             log.warning(
                 "%s: %s have equal weights; list only one of them in pool.experts",
@@ -352,43 +263,76 @@ class Pool:
                 ", ".join(names),
             )
 
-    def basis(self, module: str) -> tuple["Tensor", "Tensor"]:
-        """Return A [K, rank, in] and B [K, out, rank] of `module`, new float32 tensors on the CPU.
-
-        The scaling is folded into B, so that row j changes the base weight by B[j] @ A[j]; rows
-        that lack the module are zero. Raises UserError if a weight is not finite.
-        """
-        return self._require_basis().stack_experts(module)
-
     def expert_factors(self, module: str) -> tuple["Tensor", "Tensor", "Tensor"]:
-        """Return an engine's tensors of `module`; see `swarm.pool.pool.Basis.expert_factors`."""
-        return self._require_basis().expert_factors(module)
+        """Return the tensors of `module` for an engine, float32: A, B and coefficient indices.
+
+        The third tensor contains, for each entry of A's first axis, the index of its coefficient in
+        a position [G * K]. In the factor space A is [K, rank, in] and B [K, out, rank], where rows
+        that lack the module are zero; in the delta space A is [R, in] and B [out, R] of all rows
+        concatenated, with R the sum of their ranks. The scaling is folded into B. Raises UserError
+        if a weight is not finite.
+        """
+        import torch
+
+        self._require_open()
+        start, count = self._group_of[module] * len(self._rows), len(self._rows)
+        places = torch.arange(start, start + count)
+        if self.space == "factor":
+            pairs = [self._combine_group(module, row) for row in torch.eye(count).tolist()]
+            a, b = (torch.stack([pair[side].float() for pair in pairs]) for side in (0, 1))
+            return a, b, places
+        ranks = [row.shapes[module][2] if module in row.shapes else 0 for row in self._rows]
+        a, b = self._combine_group(module, [1.0] * count)
+        return a.float(), b.float(), places.repeat_interleave(torch.tensor(ranks))
+
+    def _combine_group(self, module: str, part: Sequence[float]) -> "FactorPair":
+        """Return A and B of one module with the K coefficients of its group, float64.
+
+        Summed in the order of the rows, so the result does not depend on threads or machines.
+        """
+        inputs, outputs, rank = self.modules[module]
+        terms = (
+            (coefficient, *row.load_factors(module))
+            for coefficient, row in zip(part, self._rows, strict=True)
+            if coefficient != 0.0 and module in row.shapes
+        )
+        if self.space == "factor":
+            return lora_math.sum_factors(terms, inputs, outputs, rank)
+        return lora_math.concatenate_factors(terms, inputs, outputs)
+
+    def _combine_modules(self, vector: Sequence[float]) -> Iterator[tuple[str, "FactorPair"]]:
+        """Yield each module with its A and B at a position [G * K]."""
+        for module, group in self._group_of.items():
+            start = group * len(self._rows)
+            yield module, self._combine_group(module, vector[start : start + len(self._rows)])
 
     def update_norms(self) -> list[float]:
         """Return the Frobenius norm of each row's update over all modules; reads all weights."""
-        return self._require_basis().update_norms
+        self._require_open()
+        return [
+            sum(lora_math.update_norm(*row.load_factors(m)) ** 2 for m in row.shapes) ** 0.5
+            for row in self._rows
+        ]
 
     def combine(self, coefficients: Coefficients) -> dict[str, tuple["Tensor", "Tensor"]]:
         """Return the adapter at a position [G * K]: module -> A [rank, in], B [out, rank], float32.
 
         A position may be given by names too, {"rooms": 0.6, "roads": 0.4}; the others' are 0.
         Summed in float64 in the order of the rows and rounded once, so the result does not depend
-        on threads or machines. Scaling as in `basis`; in the delta space the rank is the sum of the
+        on threads or machines. The scaling is in B; in the delta space the rank is the sum of the
         ranks whose coefficient is not 0. Raises UserError for a vector that is not G * K finite
         numbers.
         """
-        basis, vector = self._require_basis(), self._to_vector(coefficients)
-        vector, *others = self.split_routes(vector)
+        vector, *others = self.split_routes(self._to_vector(coefficients))
         if any(other != vector for other in others):
             raise UserError(
                 f"{self.folder}: the position has an adapter for each of {len(self.groups)} groups "
                 "of prompts and modules; combine those of one route (Pool.split_routes)"
             )
-        pairs = ((module, basis.combine_module(module, vector)) for module in self.modules)
-        return {module: (a.float(), b.float()) for module, (a, b) in pairs}
+        return {name: (a.float(), b.float()) for name, (a, b) in self._combine_modules(vector)}
 
     def _to_vector(self, coefficients: Coefficients) -> list[float]:
-        self._require_basis()
+        self._require_open()
         if isinstance(coefficients, Mapping):
             if unknown := [name for name in coefficients if name not in self.names]:
                 raise UserError(
@@ -450,8 +394,7 @@ class Pool:
         self, vector: list[float]
     ) -> tuple[dict[str, Any], dict[str, "Tensor"], dict[str, Any]]:
         """Return configuration and weights of the adapter at [G * K], and facts for the note."""
-        basis = self._require_basis()
-        mixed = ((name, basis.combine_module(name, vector)) for name in self.modules)
+        mixed = self._combine_modules(vector)
         facts: dict[str, Any] = {}
         if self.space == "delta":
             pairs, rank, errors = lora_math.compress_modules(mixed, self.export_rank)
@@ -472,8 +415,9 @@ class Pool:
         A run must not be resumed on a pool with another fingerprint, as the same coefficients would
         be other adapters. Reads every file once, about a second per gigabyte.
         """
+        self._require_open()
         digest = hashlib.sha256(self.space.encode())
-        for row in self._require_basis().rows:
+        for row in self._rows:
             digest.update(row.identity_bytes())
         if len(self.groups) > 1:
             digest.update(json.dumps(self.groups).encode())

@@ -104,14 +104,14 @@ def test_one_expert_is_no_pool(tiny_pool: Path) -> None:
 def test_a_mixed_pool_is_brought_to_one_shape(mixed_pool: Path) -> None:
     pool = Pool(mixed_pool).open()
     assert pool.rank == 8
-    a, b = pool.basis("model.layers.0.mlp.up_proj")
+    a, b, _ = pool.expert_factors("model.layers.0.mlp.up_proj")
     assert (a.shape, b.shape, a.dtype, b.dtype) == ((4, 8, 32), (4, 64, 8), *[torch.float32] * 2)
     assert [bool(expert.any()) for expert in b] == [False, True, False, False]
     assert not a[1, 2:].any() and not b[1, :, 2:].any()
 
 
 def test_scaling_is_folded_into_b(mixed_pool: Path) -> None:
-    _, b = Pool(mixed_pool).open().basis("model.layers.0.self_attn.v_proj")
+    _, b, _ = Pool(mixed_pool).open().expert_factors("model.layers.0.self_attn.v_proj")
     key = "base_model.model.model.layers.0.self_attn.v_proj.lora_B.weight"
     for number, scaling in ((0, 8 / 4), (2, 4 / math.sqrt(8)), (3, 5 / 4)):
         raw = load_file(mixed_pool / tiny.NAMES[number] / WEIGHTS_FILE)[key].float()

@@ -72,7 +72,6 @@ class AdaMerging(Optimizer):
 
     @property
     def needs_gradients(self) -> bool | None:
-        """See `Optimizer.needs_gradients`."""
         return True
 
     def _population_size(self, experts: int) -> int:
@@ -89,11 +88,9 @@ class AdaMerging(Optimizer):
 
     @property
     def new_rows(self) -> int:
-        """See `Optimizer.new_rows`."""
         return 1
 
     def plan_descent(self, items: int) -> DescentPlan | None:
-        """See `Optimizer.plan_descent`."""
         return DescentPlan(1, self.steps, self.batch)
 
     def descend(self, items: int) -> Descending:

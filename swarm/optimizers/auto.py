@@ -89,5 +89,4 @@ class AutoOptimizer(Optimizer):
 
     @property
     def needs_gradients(self) -> bool | None:
-        """See `Optimizer.needs_gradients`."""
         return False if self.resources.gradients else None

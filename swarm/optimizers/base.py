@@ -372,7 +372,6 @@ class HistoryOptimizer(Optimizer):
     ARRAYS: ClassVar[dict[str, type]] = Optimizer.ARRAYS | {"rows": float, "utilities": float}
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
-        """See `Optimizer.start`."""
         self.rows, self.utilities = np.empty((0, groups * experts)), np.empty(0)
         super().start(experts, seed, groups)
 

@@ -81,7 +81,6 @@ class BayesianSearch(WarmStartOptimizer):
 
     @property
     def new_rows(self) -> int:
-        """See `Optimizer.new_rows`."""
         return min(self.batch, len(self.positions))
 
     def _proposal_rows(self, count: int) -> np.ndarray:

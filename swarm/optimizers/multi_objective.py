@@ -106,7 +106,6 @@ class NSGA2Search(Optimizer):
         return self.constraints or {}
 
     def name_objectives(self, names: Sequence[str]) -> None:
-        """See `Optimizer.name_objectives`."""
         allowed = ", ".join(names)
         options = {"objectives": self.objectives or (), "constraints": self._constraints}
         for key, given in options.items():
@@ -163,7 +162,6 @@ class NSGA2Search(Optimizer):
         return {**super().state_dict(), **more}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Optimizer.load_state_dict`."""
         self.names = state.get("names")
         super().load_state_dict(state)
 

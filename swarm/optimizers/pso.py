@@ -114,7 +114,6 @@ class ParticleSwarm(Optimizer):
         self.deviations = Deviations(*[self.reference_code] * len(Deviations._fields))
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
-        """See `Optimizer.start`."""
         super().start(experts, seed, groups)
         count = len(self.positions)
         self.current_step_length = float(self.step_length)
@@ -160,13 +159,11 @@ class ParticleSwarm(Optimizer):
         return super().stop_reason()
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Optimizer.state_dict`."""
         known = {"best_position": self.best_position, "worst_position": self.worst_position}
         bests = {name: None if x is None else x.tolist() for name, x in known.items()}
         return {**super().state_dict(), **bests}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Optimizer.load_state_dict`."""
         super().load_state_dict(state)
         for name in ("best_position", "worst_position"):
             setattr(self, name, None if state[name] is None else np.array(state[name], float))

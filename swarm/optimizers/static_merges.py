@@ -170,7 +170,6 @@ class WarmStartOptimizer(HistoryOptimizer):
         return self.start_scales
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
-        """See `Optimizer.start`."""
         self.expert_utilities, self.start_count = np.full(experts, np.nan), 0
         super().start(experts, seed, groups)
 
@@ -182,7 +181,6 @@ class WarmStartOptimizer(HistoryOptimizer):
         return {**super().state_dict(), "start_count": self.start_count, "expert_utilities": known}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Optimizer.load_state_dict`."""
         self.start_count = state.get("start_count", 0)
         self.expert_utilities = np.array(state.get("expert_utilities", []), float)
         super().load_state_dict(state)
@@ -300,11 +298,9 @@ class StaticMerges(Optimizer):
         return super().stop_reason()
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Optimizer.state_dict`."""
         return {**super().state_dict(), "labels": self.labels}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Optimizer.load_state_dict`."""
         super().load_state_dict(state)
         self.labels = list(state["labels"])
 

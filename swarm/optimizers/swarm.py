@@ -127,7 +127,6 @@ class MemeticSwarm(ParticleSwarm):
             self.evaluate[self.composed] = False
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Optimizer.state_dict`."""
         state = super().state_dict()
         if self.mutated.any():
             state["mutated"] = self.mutated.tolist()
@@ -142,7 +141,6 @@ class MemeticSwarm(ParticleSwarm):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Optimizer.load_state_dict`."""
         super().load_state_dict(state)
         self._displacements = None
         self.mutated = np.array(state.get("mutated", np.zeros(len(self.evaluate))), dtype=bool)
@@ -182,7 +180,6 @@ class MemeticSwarm(ParticleSwarm):
 
     @property
     def new_rows(self) -> int:
-        """See `Optimizer.new_rows`."""
         return min(len(self.positions), self.most_active or len(self.positions))
 
     @property
@@ -207,7 +204,6 @@ class MemeticSwarm(ParticleSwarm):
 
     @property
     def damped_experts(self) -> list[int]:
-        """See `Optimizer.damped_experts`."""
         return np.flatnonzero(self._damping[: self.experts] < 1).tolist()
 
     def _advance(self) -> None:
@@ -259,11 +255,9 @@ class MemeticSwarm(ParticleSwarm):
 
     @property
     def needs_gradients(self) -> bool | None:
-        """See `Optimizer.needs_gradients`."""
         return None if self.descent is None else self.descent.required
 
     def plan_descent(self, items: int) -> DescentPlan | None:
-        """See `Optimizer.plan_descent`."""
         if self.descent is None:
             return None
         rows, limits = len(self.positions), (self.most_active, self.most_descending)
@@ -273,7 +267,6 @@ class MemeticSwarm(ParticleSwarm):
         return DescentPlan(count, self.descent.steps, self.descent.batch, held, ranked)
 
     def items_without_gradient(self, items: int) -> tuple[int, ...]:
-        """See `Optimizer.items_without_gradient`."""
         return () if self.descent is None else self.descent.items_without_gradient(items)
 
     def descend(self, items: int) -> Descending:
@@ -309,16 +302,13 @@ class MemeticSwarm(ParticleSwarm):
 
     @property
     def composes_routes(self) -> bool:
-        """See `Optimizer.composes_routes`."""
         return self.soups > 0
 
     @property
     def composes_next(self) -> bool:
-        """See `Optimizer.composes_next`."""
         return self.composed is not None and not self.iteration and self.has_utilities
 
     def tell_routes(self, values: np.ndarray) -> None:
-        """See `Optimizer.tell_routes`."""
         if self.composed is not None:
             self._by_route = values
 

@@ -267,17 +267,3 @@ def test_fewer_than_two_experts(folder: Path) -> None:
 def test_lists_of_experts_that_can_never_work(folder: Path, experts: Any) -> None:
     with pytest.raises(UserError, match=r"^pool\.experts"):
         Pool(folder, experts).open()
-
-
-@pytest.mark.parametrize(
-    ("settings", "key"),
-    [
-        ({"folder": None}, "pool.folder"),
-        ({"folder": " "}, "pool.folder"),
-        ({"folder": 3}, "pool.folder"),
-        ({"folder": "x", "space": "tokens"}, "pool.space"),
-    ],
-)
-def test_settings_are_checked_at_once(settings: dict[str, Any], key: str) -> None:
-    with pytest.raises(UserError, match=key):
-        Pool(**settings)

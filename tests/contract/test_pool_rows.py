@@ -155,7 +155,7 @@ def test_a_sparsified_expert_drops_entries_and_rescales_the_rest(
 ) -> None:
     """At a rank that holds the whole matrix, the entries themselves can be counted."""
     kept, entries = 0, 0
-    for expert in Pool(mixed_pool).open()._require_basis().rows:
+    for expert in Pool(mixed_pool).open()._rows:
         sparse = SparseRow(f"sparse_{expert.name}", expert, 0.75, space, 1000)
         assert set(sparse.shapes) == set(expert.shapes)
         for module, (inputs, outputs, rank) in sparse.shapes.items():
@@ -245,30 +245,3 @@ def test_the_fingerprint_follows_every_row(tiny_pool: Path, earlier: Path) -> No
     elite = earlier / "particle_2" / "personal_best" / WEIGHTS_FILE
     elite.write_bytes(elite.read_bytes()[:-1] + b"\x3c")
     assert Pool(tiny_pool, elites=str(earlier)).open().fingerprint() not in prints
-
-
-@pytest.mark.parametrize(
-    ("settings", "word"),
-    [
-        ({"base_row": 1}, "pool.base_row"),
-        ({"noise_rows": -1}, "pool.noise_rows"),
-        ({"noise_rows": True}, "pool.noise_rows"),
-        ({"noise_scale": 0}, "pool.noise_scale"),
-        ({"noise_seed": 1.5}, "pool.noise_seed"),
-        ({"elites": ""}, "pool.elites"),
-        ({"elites": ["search/one"]}, "pool.elites"),
-        ({"elite_count": 0}, "pool.elite_count"),
-        ({"recipes": "ties"}, "pool.recipes"),
-        ({"recipes": ["soup"]}, "ties, dare_linear or dare_ties"),
-        ({"recipes": ["ties", "ties"]}, "more than once"),
-        ({"density": 0}, "pool.density"),
-        ({"density": 1.1}, "pool.density"),
-        ({"sparse_rows": 0}, "pool.sparse_rows"),
-        ({"sparse_rows": 1}, "pool.sparse_rows"),
-        ({"sparse_rows": True}, "pool.sparse_rows"),
-    ],
-)
-def test_wrong_settings_are_one_line(settings: dict[str, Any], word: str, tiny_pool: Path) -> None:
-    with pytest.raises(UserError) as caught:
-        Pool(tiny_pool, **settings)
-    assert word in str(caught.value) and "\n" not in str(caught.value)

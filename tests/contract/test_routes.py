@@ -7,8 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import commands
 import numpy as np
 import pytest
+import searches
 import tiny
 import torch
 from peft import PeftModel
@@ -33,7 +35,6 @@ from swarm.report.sections import configuration_section
 from swarm.runs.folder import RunFolder, RunRecord
 from swarm.tasks.base import Score
 from swarm.tasks.exact_match import ExactMatch
-from tests.helpers import searches
 
 ROADS = "Roads: {} to {} 2 km. How far is {}?"
 SORTS = "Sort these numbers: {} {} {}."
@@ -89,7 +90,7 @@ def test_a_router_is_read_as_written_and_nothing_else_is() -> None:
             read_router(wrong)
 
 
-@pytest.mark.parametrize("value", [0, 17, True, 2.0, "two", None])
+@pytest.mark.parametrize("value", [0, 17, True, "two"])
 def test_wrong_numbers_of_routes_are_refused(value: Any) -> None:
     with pytest.raises(UserError, match=r"pool.routes=.*at least 1, at most 16"):
         Pool("pool", routes=value)
@@ -169,10 +170,10 @@ def test_routes_share_batches_where_caches_cannot_be_copied(
     )
 
 
-@pytest.mark.parametrize("plan", ["merged", "stacked"])
 # Coefficients, or activations, beyond float32.
 @pytest.mark.parametrize(
-    ("value", "choices"), [(1e39, ()), (1e39, (" yes", " no, not")), (1e38, ())]
+    ("plan", "value", "choices"),
+    [("merged", 1e39, ()), ("stacked", 1e39, (" yes", " no, not")), ("stacked", 1e38, ())],
 )
 def test_a_position_that_is_not_finite_is_named(
     tiny_llama: Path, pool: Pool, plan: str, value: float, choices: tuple[str, ...]
@@ -187,8 +188,9 @@ def test_a_position_that_is_not_finite_is_named(
     assert caught.value.position == 1
 
 
-def test_a_gradient_of_routes_passes_through_an_adapted_head(
-    tiny_llama: Path, tmp_path: Path
+@pytest.mark.parametrize("space", ["delta", "factor"])
+def test_a_gradient_is_that_of_each_route_through_an_adapted_head(
+    tiny_llama: Path, tmp_path: Path, space: str
 ) -> None:
     """Its product depends on each position's route, in lines of several prompts or of one."""
     from safetensors.torch import load_file, save_file
@@ -199,8 +201,9 @@ def test_a_gradient_of_routes_passes_through_an_adapted_head(
         file = tiny.expert(tiny_llama, folder, seed, targets=targets) / "adapter_model.safetensors"
         kept = {name: tensor for name, tensor in load_file(file).items() if ".lora_" in name}
         save_file(kept, file)
-    routed = Pool(tmp_path / "pool", space="delta", routes=router().to_dict()).open()
-    plain = Pool(tmp_path / "pool", space="delta").open()
+    how: dict[str, Any] = {"space": space, "groups": "kind"}
+    routed = Pool(tmp_path / "pool", **how, routes=router().to_dict()).open()
+    plain = Pool(tmp_path / "pool", **how).open()
     position, rows = routed_position(routed)
     examples = [Example(text, (" 2 3 4" if i % 2 else " 5",)) for i, text in enumerate(prompts(7))]
     routes = router().assign(prompts(7))
@@ -217,29 +220,6 @@ def test_a_gradient_of_routes_passes_through_an_adapted_head(
         for number, slope in enumerate(found.slope.reshape(len(rows), -1)):
             mine = [one.slope for one, route in zip(alone, routes, strict=True) if route == number]
             np.testing.assert_allclose(slope, np.sum(mine, axis=0), rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize("space", ["delta", "factor"])
-def test_a_gradient_is_that_of_each_route(tiny_llama: Path, tiny_pool: Path, space: str) -> None:
-    routed = Pool(tiny_pool, space=space, groups="kind", routes=router().to_dict()).open()
-    plain = Pool(tiny_pool, space=space, groups="kind").open()
-    position, rows = routed_position(routed)
-    examples = [
-        Example(text, (" 2", " 3 4") if i % 2 else (" the answer",), gold=0)
-        for i, text in enumerate(prompts(7))
-    ]
-    found = open_engine(tiny_llama, routed).compute_gradient(position, examples)
-    routes = router().assign(prompts(7))
-    engine = open_engine(tiny_llama, plain)
-    parts = [
-        engine.compute_gradient(
-            rows[route], [one for one, mine in zip(examples, routes, strict=True) if mine == route]
-        )
-        for route in range(2)
-    ]
-    assert found.loss == pytest.approx(sum(part.loss for part in parts), rel=1e-5)
-    assert np.allclose(found.slope, np.concatenate([part.slope for part in parts]), atol=1e-4)
-    assert np.abs(found.slope).min() > 0
 
 
 def test_the_swarm_composes_what_is_best_on_each_route() -> None:
@@ -381,9 +361,9 @@ def command(folder: Path, base: Path, pool: Path, name: str = "run", **more: Any
 def test_a_search_from_the_first_prompt_to_an_exported_adapter(
     tiny_llama: Path, tiny_pool: Path, tmp_path: Path
 ) -> None:
-    done = searches.run(command(tmp_path, tiny_llama, tiny_pool))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 kinds of prompts" in done.stdout
+    done = commands.run("swarm.search", *command(tmp_path, tiny_llama, tiny_pool))
+    assert done.code == 0, done.out + done.err
+    assert "2 kinds of prompts" in done.out
     folder = tmp_path / "search" / "run"
     run = RunFolder(folder)
     routes = run.config["pool"]["routes"]
@@ -475,21 +455,19 @@ def assert_snippet_loads_the_adapter_of_a_prompt(
     ("keys", "message"),
     [
         ({"pool__routes": 9}, "pool.routes=9"),
-        ({"pool__routes": "some"}, "pool.routes=some"),
     ],
 )
 def test_a_search_refuses_routes_that_it_cannot_have(
     tiny_llama: Path, tiny_pool: Path, tmp_path: Path, keys: dict[str, Any], message: str
 ) -> None:
-    done = searches.run(command(tmp_path, tiny_llama, tiny_pool, **keys))
-    assert done.returncode == 1 and message in done.stderr
+    done = commands.run("swarm.search", *command(tmp_path, tiny_llama, tiny_pool, **keys))
+    assert done.code == 1 and message in done.err
     assert not (tmp_path / "search").exists()
 
 
 @pytest.mark.parametrize(
     "keys",
     [
-        {"pool__routes": 1},
         {"pool__space": "factor"},
         {"optimizer__soups": 0},
     ],
@@ -500,8 +478,8 @@ def test_these_searches_have_one_route(
     words = command(
         tmp_path, tiny_llama, tiny_pool, test="false", optimizer__max_iterations=1, **keys
     )
-    done = searches.run(words)
-    assert done.returncode == 0, done.stderr
+    done = commands.run("swarm.search", *words)
+    assert done.code == 0, done.err
     assert RunFolder(tmp_path / "search" / "run").config["pool"]["routes"] == 1
 
 

@@ -8,7 +8,6 @@ import click
 from swarm._util.cli import run_program
 from swarm._util.terminal import escape_control_chars
 from swarm.errors import UserError, require_packages
-from swarm.serve.server import is_loopback
 
 DESCRIPTION = """\
 Web application for searches, models, conversations and comparisons.
@@ -79,6 +78,9 @@ def ui(
                 raise UserError(
                     f"--{name}: the value is empty; give one or leave the option out", 2
                 )
+        require_packages("ui", "fastapi", "nicegui", "uvicorn")
+        from swarm.serve.server import is_loopback
+
         if not is_loopback(host):
             raise UserError(
                 f"--host {host}: everyone who can reach the page can start searches, so it is "
@@ -89,7 +91,6 @@ def ui(
         folder = None if config_dir is None else Path(config_dir).expanduser().resolve()
         if folder and not folder.is_dir():
             raise UserError(f"--config-dir {config_dir}: no such folder", 2)
-        require_packages("ui", "fastapi", "nicegui", "uvicorn")
         from swarm.ui.app import serve_pages
         from swarm.ui.state import AppState
 

@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from swarm._util.config_help import entry_config, list_option_files, print_help
 from swarm._util.files import conf_folder
-from swarm._util.terminal import escape_control_chars
 from swarm._version import __version__
 from swarm.errors import UserError
 
 if TYPE_CHECKING:
-    import click
     from omegaconf import DictConfig
 
 
@@ -342,53 +340,3 @@ def _check_flags(arguments: Sequence[str]) -> None:
             )
         if flag == "--package" and not any(one.startswith(("--cfg", "-c")) for one in arguments):
             exit_with_error(UserError("--package has no effect without --cfg", 2))
-
-
-def run_command(command: Callable[[], int | None], stopped: str = "") -> int:
-    """Run a command that is not Hydra's, and return its exit code.
-
-    A `UserError` is printed in one line.
-
-    Args:
-        command: Returns the exit code, or `None` for 0.
-        stopped: Message after Ctrl-C, whose exit code is 130.
-    """
-    try:
-        return command() or 0
-    except UserError as error:
-        print(f"error: {escape_control_chars(str(error))}", file=sys.stderr)
-        return error.code
-    except KeyboardInterrupt:
-        if stopped:
-            print(stopped, file=sys.stderr)
-        return 130
-
-
-def run_click(
-    command: "click.Command", name: str, words: Sequence[str] | None = None, stopped: str = ""
-) -> int:
-    """Run a command of click, and return its exit code; errors are one line.
-
-    Args:
-        command: The command; it may return an exit code.
-        name: Its name in the help.
-        words: Arguments; `None` is those of this process.
-        stopped: See `run_command`.
-    """
-    import click
-
-    def run() -> int | None:
-        try:
-            code: int | None = command.main(words, name, standalone_mode=False)
-            return code
-        except click.Abort:  # click's form of an interrupt
-            raise KeyboardInterrupt from None
-        except click.ClickException as error:
-            path = (
-                error.ctx.command_path
-                if isinstance(error, click.UsageError) and error.ctx
-                else name
-            )
-            raise UserError(f"{error.format_message()} See {path} --help.", 2) from None
-
-    return run_command(run, stopped)

@@ -91,6 +91,9 @@ def run_click(command: click.Command, words: Sequence[str] | None, name: str) ->
         found = command.main(
             args=None if words is None else list(words), prog_name=name, standalone_mode=False
         )
+    except click.exceptions.NoArgsIsHelpError as without_arguments:
+        print(without_arguments.format_message())
+        return 0
     except click.ClickException as error:
         return _print_error(error.format_message(), error.exit_code)
     except UserError as error:

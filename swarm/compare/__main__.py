@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from swarm._util.cli import run_click, run_program
+from swarm._util.cli import run_program
+from swarm._util.options import run_click
 from swarm.errors import InvalidArgument, UserError
 
 DATA_DIR = "llmcomp_models"
@@ -271,7 +272,7 @@ def main(words: Sequence[str] | None = None) -> int:
         Exit status: 0 on success, 1 after an error or a failed answer, 2 for an invalid command,
             130 after an interrupt.
     """
-    return run_click(compare, "python -m swarm.compare", words)
+    return run_click(compare, words, "python -m swarm.compare")
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ MEMBER_OPTIONS = tuple(key for key in MemberSpec.model_fields if key not in ("mo
 def parse_member(
     spec: str, known: Callable[[str], bool] = lambda name: False, count: int = 1
 ) -> MemberSpec:
-    """Parse a member: NAME[:count][,key=value...]; see `read_member`.
+    """Parse a member: `NAME[:count][,key=value...]`; see `read_member`.
 
     Raises:
         UserError: A key is unknown, or a value is invalid.

@@ -9,15 +9,13 @@ from typing import Any
 import click
 
 from swarm._util.cli import run_program
-from swarm._util.options import run_click
+from swarm._util.options import CONTEXT, run_click
 from swarm.errors import InvalidArgument, UserError
 
 DATA_DIR = "llmcomp_models"
 
-WIDE = {"max_content_width": 100}
 
-
-@click.group(context_settings=WIDE)
+@click.group(context_settings=CONTEXT)
 def compare() -> None:
     """Ask models questions, judge their answers, and compare the models.
 

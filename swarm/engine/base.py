@@ -5,6 +5,7 @@ Also the choice of the plan by which an engine answers several positions.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -19,7 +20,6 @@ from swarm.pool.prompt_router import PromptRouter
 if TYPE_CHECKING:
     import torch
 
-    from swarm.engine.gradient import Gradient
     from swarm.pool.discovery import NamedModel
 
 
@@ -100,6 +100,26 @@ class Mixer:
         """Restore the model as it was."""
 
 
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """The loss of some examples at one position; sums over examples, so that parts can be added.
+
+    Attributes:
+        loss: The sum of the weighted losses, nats.
+        slope: [G * K] float64, its derivative by the coefficients; zeros if not computed.
+    """
+
+    loss: float
+    slope: np.ndarray
+
+    def __add__(self, other: "Gradient") -> "Gradient":
+        return Gradient(self.loss + other.loss, self.slope + other.slope)
+
+    def mean_over(self, count: int) -> "Gradient":
+        """Return the mean over `count` examples."""
+        return Gradient(self.loss / count, self.slope / count)
+
+
 class Engine:
     """Answers requests with mixtures of experts.
 
@@ -160,7 +180,7 @@ class Engine:
 
     def compute_gradient(
         self, position: np.ndarray, examples: Sequence[Example], slope: bool = True
-    ) -> "Gradient":
+    ) -> Gradient:
         """Return the loss of the examples' gold answers at a position [G * K], and its derivative.
 
         Args:

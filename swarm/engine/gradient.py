@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from swarm.engine.base import Gradient
 from swarm.engine.decode import can_share_prefix
 from swarm.engine.lora import LoraLinear
 from swarm.errors import NotFinite
@@ -39,26 +40,6 @@ LINE_TOKENS = 128
 ATTENTION_TOKENS = 4096
 """Length of a line at which attention costs as much as all else (SmolLM2-135M on a CPU; this is
 extrapolated from 200 tokens)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gradient:
-    """The loss of some examples at one position; sums over examples, so that parts can be added.
-
-    Attributes:
-        loss: The sum of the weighted losses, nats.
-        slope: [G * K] float64, its derivative by the coefficients; zeros if not computed.
-    """
-
-    loss: float
-    slope: np.ndarray
-
-    def __add__(self, other: "Gradient") -> "Gradient":
-        return Gradient(self.loss + other.loss, self.slope + other.slope)
-
-    def mean_over(self, count: int) -> "Gradient":
-        """Return the mean over `count` examples."""
-        return Gradient(self.loss / count, self.slope / count)
 
 
 @dataclass(slots=True)

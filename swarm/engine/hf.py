@@ -16,6 +16,7 @@ from swarm._util.settings import Positive, checked
 from swarm.engine.base import (
     Engine,
     ExpertPool,
+    Gradient,
     Mixer,
     as_adapter_pool,
     available_memory_bytes,
@@ -41,7 +42,7 @@ from swarm.models.base import Completion, Example, Message, Model, Request
 
 if TYPE_CHECKING:
     from swarm.engine.decode import DecodingRow
-    from swarm.engine.gradient import Gradient, TokenizedExample
+    from swarm.engine.gradient import TokenizedExample
     from swarm.engine.lora import Factors
 
 BATCH_CPU, BATCH_GPU = 4096, 65536
@@ -310,7 +311,7 @@ class HFEngine(Engine):
 
     def compute_gradient(
         self, position: np.ndarray, examples: Sequence[Example], slope: bool = True
-    ) -> "Gradient":
+    ) -> Gradient:
         """See `swarm.engine.base.Engine`."""
         import torch
 

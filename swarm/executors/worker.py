@@ -18,7 +18,7 @@ from swarm.models.base import Completion, Request, Usage
 from swarm.tasks.base import Item, Score, Task, metric_task
 
 if TYPE_CHECKING:
-    from swarm.engine.gradient import Gradient
+    from swarm.engine.base import Gradient
 
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from swarm.runs.folder import ParticleIndex, RunRecord, position_key
 from swarm.tasks.base import Item, Score, Task
 
 if TYPE_CHECKING:
-    from swarm.engine.gradient import Gradient
+    from swarm.engine.base import Gradient
     from swarm.optimizers.base import LossRequest
 
 JobCallback = Callable[[JobResult], None]

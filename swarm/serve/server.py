@@ -3,7 +3,6 @@
 import errno
 import socket
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,6 @@ from swarm.errors import UserError
 from swarm.models.base import Model
 from swarm.models.trace import Trace, TracingModel
 from swarm.multi_agent.collaboration import Collaboration
-from swarm.serve.api_errors import HttpError
 
 if TYPE_CHECKING:
     from uvicorn import Server
@@ -23,9 +21,6 @@ SHUTDOWN_GRACE_S = 5
 
 SPARE_CONNECTIONS = 128
 """Connections beside those of answered and waiting requests."""
-
-MAX_NAMES_SHOWN = 10
-"""Maximum number of names in an error message."""
 
 
 def build_server(
@@ -137,26 +132,6 @@ def discover_models(roster: "Roster", local: Sequence[str]) -> tuple[dict[str, M
         except UserError:
             left_out.append(name)
     return found, left_out
-
-
-def resolve_name(name: str, models: Mapping[str, Model]) -> str:
-    """Return the served model for a client's name: the full name, or a unique suffix.
-
-    Raises:
-        HttpError: It does not exist, or is ambiguous.
-    """
-    if name in models:
-        return name
-    suffix_matches = [one for one in models if one.partition("/")[2] == name]
-    if len(suffix_matches) == 1:
-        return suffix_matches[0]
-    full_names = {one.partition("/")[2]: one for one in models} | {one: one for one in models}
-    matches = suffix_matches or [full_names[one] for one in get_close_matches(name, full_names, 1)]
-    suggestion = f"did you mean {' or '.join(matches)}? " if matches else ""
-    more = f" and {len(models) - MAX_NAMES_SHOWN} more" if len(models) > MAX_NAMES_SHOWN else ""
-    available = f"{', '.join(list(models)[:MAX_NAMES_SHOWN])}{more}"
-    message = f"model {name!r:.200}: is not served; {suggestion}available models: {available}"
-    raise HttpError(message, 404, "model", "model_not_found")
 
 
 def trace_models(models: Mapping[str, Model], trace: Trace) -> dict[str, Model]:

@@ -1,12 +1,11 @@
 """Open the page in a browser: python -m swarm.ui."""
 
-import sys
 from pathlib import Path
 
 import click
 
 from swarm._util.cli import run_program
-from swarm._util.terminal import escape_control_chars
+from swarm._util.options import run_click
 from swarm.errors import UserError, require_packages
 
 DESCRIPTION = """\
@@ -71,38 +70,29 @@ def ui(
     config_dir: str | None,
 ) -> None:
     """Serve the web application; the help text is `DESCRIPTION`."""
-    try:
-        texts = {"host": host, "pool": pool, "base": base, "device": device}
-        for name, value in {**texts, "config-dir": config_dir}.items():
-            if value is not None and not value.strip():
-                raise UserError(
-                    f"--{name}: the value is empty; give one or leave the option out", 2
-                )
-        require_packages("ui", "fastapi", "nicegui", "uvicorn")
-        from swarm.serve.server import is_loopback
+    texts = {"host": host, "pool": pool, "base": base, "device": device}
+    for name, value in {**texts, "config-dir": config_dir}.items():
+        if value is not None and not value.strip():
+            raise UserError(f"--{name}: the value is empty; give one or leave the option out", 2)
+    require_packages("ui", "fastapi", "nicegui", "uvicorn")
+    from swarm.serve.server import is_loopback
 
-        if not is_loopback(host):
-            raise UserError(
-                f"--host {host}: everyone who can reach the page can start searches, so it is "
-                "served on loopback addresses only, such as 127.0.0.1; from another machine use "
-                f"ssh -L {port}:127.0.0.1:{port} THIS_MACHINE",
-                2,
-            )
-        folder = None if config_dir is None else Path(config_dir).expanduser().resolve()
-        if folder and not folder.is_dir():
-            raise UserError(f"--config-dir {config_dir}: no such folder", 2)
-        from swarm.ui.app import serve_pages
-        from swarm.ui.state import AppState
+    if not is_loopback(host):
+        raise UserError(
+            f"--host {host}: everyone who can reach the page can start searches, so it is "
+            "served on loopback addresses only, such as 127.0.0.1; from another machine use "
+            f"ssh -L {port}:127.0.0.1:{port} THIS_MACHINE",
+            2,
+        )
+    folder = None if config_dir is None else Path(config_dir).expanduser().resolve()
+    if folder and not folder.is_dir():
+        raise UserError(f"--config-dir {config_dir}: no such folder", 2)
+    from swarm.ui.app import serve_pages
+    from swarm.ui.state import AppState
 
-        home = AppState(Path.cwd(), pool, base, device, folder)
-        serve_pages(home, host, port, not no_browser, not no_token)
-    except UserError as error:
-        print(f"error: {escape_control_chars(str(error))}", file=sys.stderr)
-        sys.exit(error.code)
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        sys.exit(130)
+    home = AppState(Path.cwd(), pool, base, device, folder)
+    serve_pages(home, host, port, not no_browser, not no_token)
 
 
 if __name__ == "__main__":
-    run_program(lambda: ui(prog_name="python -m swarm.ui", complete_var="_SWARM_UI_COMPLETE"))
+    run_program(lambda: run_click(ui, None, "python -m swarm.ui"))

@@ -1,10 +1,9 @@
-"""Who may import whom: the table of docs/architecture.md against the import statements."""
+"""Who may import whom: the order of docs/architecture.md against the import statements."""
 
 import ast
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import searches
@@ -12,88 +11,63 @@ import searches
 PACKAGE = searches.ROOT / "swarm"
 EVERYWHERE = {"errors", "_version"}
 
+PATHS = {
+    ".".join(path.relative_to(searches.ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+"""Module -> its file."""
 
-def table() -> dict[str, set[str]]:
-    """Room -> the rooms it may import, read from the architecture's table."""
+
+def rooms_in_order() -> list[str]:
+    """The packages and modules of swarm/ in the order of the architecture's tree."""
     text = (searches.ROOT / "docs" / "architecture.md").read_text()
-    rows = re.findall(r"^\| `([\w.]+)` \|([^|]*)\|", text, re.MULTILINE)
-    return {room: set(re.findall(r"`([\w.]+)`", allowed)) for room, allowed in rows}
+    tree = text[text.index("\nswarm/\n") : text.index("```\n\n", text.index("\nswarm/\n"))]
+    lines = re.findall(r"^  (\w+(?:/|\.py)(?:  \w+(?:/|\.py))*)", tree, re.MULTILINE)
+    return [name for line in lines for name in re.findall(r"\w+(?=/|\.py)", line)]
 
 
 def room(module: str) -> str:
-    """The part of a module's name that the table speaks of."""
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 else ""
+    return module.split(".")[1] if "." in module else ""
 
 
-def imports() -> list[tuple[str, str, str]]:
-    """(importing room, imported room, file) for every import of ours."""
-    found = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        here = room(".".join(("swarm", *path.relative_to(PACKAGE).with_suffix("").parts)))
-        for node in ast.walk(ast.parse(path.read_text())):
-            names: list[str] = []
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                names = [node.module]
-                if node.module == "swarm":
-                    names = [f"swarm.{alias.name}" for alias in node.names]
-            for name in names:
-                if name.startswith("swarm."):
-                    found.append((here, room(name), str(path.relative_to(PACKAGE))))
-    return found
-
-
-def test_imports_keep_to_the_table() -> None:
-    allowed = table()
-    assert allowed, "docs/architecture.md has no table"
-    wrong = [
-        f"{file}: {here} imports {there}"
-        for here, there, file in imports()
-        if here != there and there not in EVERYWHERE | allowed.get(here, set())
-    ]
-    assert wrong == []
-
-
-def test_the_table_has_no_cycle_and_no_stranger() -> None:
-    allowed = table()
-    rooms = {
-        p.stem if p.is_file() else p.name
-        for p in PACKAGE.iterdir()
-        if p.suffix == ".py" or (p / "__init__.py").is_file()
-    } - {"__init__"}
-    assert set(allowed) | EVERYWHERE >= rooms, "a room is missing from the table"
-    left = dict(allowed)
-    while left:
-        free = [r for r, needs in left.items() if not needs & set(left)]
-        assert free, f"a cycle among {sorted(left)}"
-        for r in free:
-            del left[r]
-
-
-def test_modules_import_each_other_without_circles() -> None:
-    """Every import statement counts: those in functions and for type checking, too."""
-    paths = {
-        ".".join(p.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): p
-        for p in PACKAGE.rglob("*.py")
-    }
-    needs: dict[str, set[str]] = {}
-    for name, path in paths.items():
+@pytest.fixture(scope="module")
+def needs() -> dict[str, set[str]]:
+    """Module -> our modules it imports anywhere: in functions and for type checking, too."""
+    found = {}
+    for module, path in PATHS.items():
         names: set[str] = set()
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
-                for alias in node.names:
-                    full = f"{node.module}.{alias.name}"
-                    names.add(full if full in paths else node.module)
-        needs[name] = names & set(paths)
-    while free := [name for name, others in needs.items() if not others & set(needs)]:
+                full = (f"{node.module}.{alias.name}" for alias in node.names)
+                names |= {name if name in PATHS else str(node.module) for name in full}
+        found[module] = names & set(PATHS)
+    return found
+
+
+def test_packages_import_what_stands_before_them(needs: dict[str, set[str]]) -> None:
+    order = rooms_in_order()
+    rooms = {room(module) for module in PATHS} - {"", "__main__", "_version"}
+    assert set(order) == rooms and len(order) == len(rooms)
+    wrong = [
+        f"{module} imports {one}"
+        for module, others in needs.items()
+        for one in others
+        if (here := room(module)) not in ("", "__main__", *EVERYWHERE)
+        and (there := room(one)) not in ("", here, *EVERYWHERE)
+        and order.index(there) > order.index(here)
+    ]
+    assert wrong == []
+
+
+def test_modules_import_each_other_without_circles(needs: dict[str, set[str]]) -> None:
+    left = dict(needs)
+    while free := [name for name, others in left.items() if not others & set(left)]:
         for name in free:
-            del needs[name]
+            del left[name]
     # What remains is on a circle, or imports a module on one.
-    assert sorted(needs) == []
+    assert sorted(left) == []
 
 
 @pytest.mark.parametrize(
@@ -114,9 +88,8 @@ def test_nothing_heavy_is_imported_before_it_is_used(module: str) -> None:
 
 
 def test_a_function_fits_on_a_screen() -> None:
-    for path in sorted(PACKAGE.rglob("*.py")):
-        text = path.read_text()
-        for node in ast.walk(ast.parse(text)):
+    for path in PATHS.values():
+        for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 body = node.body[1:] if ast.get_docstring(node) else node.body
                 length = (node.end_lineno or 0) - body[0].lineno + 1 if body else 0
@@ -124,5 +97,5 @@ def test_a_function_fits_on_a_screen() -> None:
 
 
 def test_modules_say_what_they_are() -> None:
-    for path in sorted(Path(PACKAGE).rglob("*.py")):
+    for path in PATHS.values():
         assert ast.get_docstring(ast.parse(path.read_text())), path

@@ -3,30 +3,43 @@
 import json
 from pathlib import Path
 
+import click
 import pytest
 from omegaconf import OmegaConf
 
 from swarm import __version__
-from swarm._util.cli import instantiate_config, run_command
+from swarm._util.cli import instantiate_config
+from swarm._util.options import run_click
 from swarm.errors import CHECKOUT, UserError, install_command
 
 
 def test_the_exit_code_is_the_commands_or_its_errors(capsys: pytest.CaptureFixture[str]) -> None:
-    def refuse() -> int:
-        raise UserError("no such \x1b[2Jfolder", 2)
+    outcomes: dict[str, object] = {
+        "": None,
+        "code": 3,
+        "refused": UserError("no such \x1b[2Jfolder", 2),
+        "stopped": KeyboardInterrupt(),
+        "wrong": ZeroDivisionError(),
+    }
 
-    def interrupt() -> int:
-        raise KeyboardInterrupt
+    @click.command()
+    @click.argument("how")
+    def command(how: str) -> object:
+        if isinstance(outcome := outcomes[how], BaseException):
+            raise outcome
+        return outcome
 
-    assert (run_command(lambda: None), run_command(lambda: 3)) == (0, 3)
+    assert (run_click(command, [""], "name"), run_click(command, ["code"], "name")) == (0, 3)
     assert capsys.readouterr() == ("", "")
-    assert run_command(refuse) == 2
+    assert run_click(command, ["refused"], "name") == 2
     said = capsys.readouterr().err
     assert said.startswith("error: no such ") and "\x1b" not in said and said.count("\n") == 1
-    assert run_command(interrupt) == 130 and capsys.readouterr().err == ""
-    assert run_command(interrupt, "stopped") == 130 and capsys.readouterr().err == "stopped\n"
+    assert run_click(command, ["--unknown"], "name") == 2
+    assert capsys.readouterr().err.startswith("error: No such option")
+    assert run_click(command, ["stopped"], "name") == 130
+    assert capsys.readouterr().err.strip() == "stopped"
     with pytest.raises(ZeroDivisionError):
-        run_command(lambda: 1 // 0)
+        run_click(command, ["wrong"], "name")
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import pytest
 import run_folders
 import searches
 import ui_pages
-from click.testing import CliRunner
 
+from swarm._util.options import run_click
 from swarm.errors import UserError, install_command
 from swarm.runs.folder import RunFolder
 from swarm.runs.lock import RunLock
@@ -145,11 +145,12 @@ def test_the_form_s_arguments(tmp_path: Path) -> None:
     )
 
 
-def test_the_command_s_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_s_errors(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def told(*words: str) -> str:
-        done = CliRunner().invoke(ui, words)
-        assert done.exit_code in (1, 2)
-        return done.stderr
+        assert run_click(ui, words, "swarm.ui") in (1, 2)
+        return capsys.readouterr().err
 
     assert told("--host", "0.0.0.0").startswith(
         "error: --host 0.0.0.0: everyone who can reach the page"

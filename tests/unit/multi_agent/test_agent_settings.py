@@ -52,9 +52,6 @@ def test_a_member_as_text(spec: str, expected: dict[str, Any]) -> None:
     ("spec", "message"),
     [
         ("a,temprature=1", "a,temprature=1: temprature: no such key; allowed: temperature, "),
-        ("a,temperature=hot", "a.temperature=hot: must be a number, at least 0, or null"),
-        ("a,max_tokens=1.5", "a.max_tokens=1.5: must be an integer, at least 1, or null"),
-        ("a,system=", "a.system=: must be text, not empty, or null"),
         ("a,role=b,role=c", "a,role=b,role=c: role is given twice"),
         ("a:0", "a:0: the sample count must be from 1 to 99"),
         (",role=b", "model=: must be text, not empty"),
@@ -84,17 +81,10 @@ def test_a_threshold_may_be_a_percentage(given: Any, read: float) -> None:
 WRONG = [
     ({"confidence_threshold": 101}, "confidence_threshold=101.0: must be a number, at least 0, "),
     ({"confidence_threshold": 1.5}, "confidence_threshold=1.5: must be a number, at least 0, at "),
-    ({"confidence_threshold": "high"}, "confidence_threshold=high: must be"),
     ({"min_iterations": 4}, "min_iterations=4: is above max_iterations=3; raise that"),
-    ({"max_iterations": 0}, "max_iterations=0: must be an integer, at least 1"),
     ({"strategy": "rnak"}, "strategy=rnak: must be default, pick-one, rank, vote"),
     ({"roles": "critic", "strategy": "roles"}, "roles=critic: must be a list, each text"),
-    ({"roles": [""], "strategy": "roles"}, "roles[0]=: must be a list, each text"),
     ({"roles": ["critic"]}, "roles: strategy=default has no roles"),
-    ({"system": 3}, "system=3: must be text, or null"),
-    ({"similarity": 2}, "similarity=2: must be a number, at least 0, at most 1"),
-    ({"max_cost": -1}, "max_cost=-1: must be a number, at least 0, or null"),
-    ({"budget": True}, "budget=true: must be an integer, at least 1, or null"),
     ({"max_iteration": 3}, "max_iteration: no such key; did you mean max_iterations?"),
 ]
 
@@ -196,11 +186,9 @@ def test_presets_of_consortia(name: str) -> None:
     ("given", "message"),
     [
         ({"layers": 0}, "layers=0: must be an integer, at least 1"),
-        ({"layers": True}, "layers=true: must be"),
         ({"quorum": 3}, "quorum=3: there are only 2 answers a layer"),
         ({"strategy": "vote"}, "strategy=vote: must be aggregate, rank or sequential"),
         ({"prompt": "rude"}, "prompt.form=rude: must be safe or paper"),
-        ({"window": 1}, "window=1: must be an integer, at least 2"),
         ({"strategy": "sequential", "reserve": 6}, "reserve=6: must be below window=6"),
         ({"strategy": "sequential", "layers": 3}, "layers=3: must be 2 with strategy=sequential"),
         ({"strategy": "rank", "layers": 1}, "layers=1: strategy=rank needs proposers"),
@@ -219,10 +207,6 @@ def test_a_wrong_value_of_a_mixture_is_named(given: dict[str, Any], message: str
     ("given", "message"),
     [
         ({"temperature": float("nan")}, "a.temperature=NaN: must be a number, at least 0, or null"),
-        ({"max_tokens": True}, "a.max_tokens=true: must be an integer, at least 1, or null"),
-        ({"system": " "}, "a.system= : must be text, not empty, or null"),
-        ({"count": None}, "a.count=null: must be an integer, at least 1"),
-        ({"timeout": 0}, "a.timeout=0: must be a number, above 0, or null"),
         ({"name": ""}, "name=: must be text, not empty"),
     ],
 )
@@ -275,13 +259,8 @@ quorum: 2
     ("text", "message"),
     [
         ("proposers: [a]\nagregator: b", "aggregator: is missing"),
-        ("aggregator: b\nagregator: b", "agregator: no such key; did you mean aggregator?"),
-        ("proposers: [{modle: a}]\naggregator: b", r"proposers\[0\].model: is missing"),
         ("proposers: [5]\naggregator: b", r"proposers\[0\]=5: must be a list, each a mapping of "),
-        ("proposers: [{model: 5}]\naggregator: b", r"proposers\[0\].model=5: must be text"),
-        ("proposers: [a]\naggregator: b\nlayers: two", "layers=two: must be an integer"),
         ("proposers: [a", "cannot be read: while parsing"),
-        ("- a", r"=\[\"a\"\]: must be a mapping"),
         ("", "=null: must be a mapping"),
     ],
 )

@@ -127,7 +127,8 @@ def explain(error: ValidationError, fields: Mapping[str, Any], key: str = "") ->
         return InvalidArgument(f"{where}: no such key; {hint}allowed: {', '.join(known)}")
     wanted = describe_type(annotation) if name else "a mapping"
     return InvalidArgument(
-        f"{where}={format_value(first['input'])}: must be {wanted or first['msg']}"
+        f"{where}={format_value(first['input'])}".lstrip("=")
+        + f": must be {wanted or first['msg']}"
     )
 
 

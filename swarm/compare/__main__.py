@@ -137,28 +137,6 @@ def validate(file: str, min_examples: int | None) -> int:
 
 
 @finetune.command()
-@click.argument("file")
-@click.option("--epochs", type=click.IntRange(1), default=1)
-@click.option(
-    "--price", multiple=True, metavar="MODEL=PRICE", help="Per million tokens; repeatable."
-)
-def cost(file: str, epochs: int, price: Sequence[str]) -> None:
-    """Estimate the tokens of a training file and their cost.
-
-    \b
-    Example:
-      python -m swarm.compare finetune cost chats.jsonl --epochs 3 --price gpt-4o-mini=3
-    """
-    from swarm.compare.finetuning import estimate_cost
-
-    try:
-        prices = {model: float(text) for model, text in _parse_pairs(price, "--price").items()}
-    except ValueError:
-        raise InvalidArgument(f"--price {' '.join(price)}: must be MODEL=PRICE", 2) from None
-    print(f"{file}: {estimate_cost(file, prices, epochs)}")
-
-
-@finetune.command()
 @click.argument("filters", nargs=-1, metavar="[COLUMN=VALUE]...")
 @data_dir
 def models(filters: Sequence[str], data_dir: str) -> None:
@@ -231,16 +209,6 @@ def create(file: str, base_model: str, api_key_env: str, data_dir: str, **option
                 given[name] = kind(given[name])
     params = OpenaiTrainingParams(api_key=key, file_name=file, base_model=base_model, **given)
     return 0 if FinetuningManager(data_dir).create_job(params) else 1
-
-
-@finetune.command()
-@click.argument("id")
-@data_dir
-def cancel(id: str, data_dir: str) -> None:
-    """Cancel a job, by its id here or at the server."""
-    from swarm.compare.finetuning import FinetuningManager
-
-    FinetuningManager(data_dir).cancel(id)
 
 
 def _parse_pairs(words: Sequence[str], option: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Manager of fine-tuned models: create, follow, list and cancel jobs at OpenAI-compatible servers.
+"""Manager of fine-tuned models: create, follow and list jobs at OpenAI-compatible servers.
 
 Each step of a job is recorded before it is taken, so that any of them may fail: no job is created
 twice, and none is lost. API keys are never stored, only the name of a key's environment variable.
@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -56,11 +55,6 @@ SETTLE_S = 60.0
 
 MAX_CLOCK_SKEW_S = 120.0
 """Maximum seconds that a server's clock may be behind."""
-
-SECONDS_PER_DAY = 86400.0
-
-SAFETY_CHECK_S = 20 * 60
-"""Approximate duration of OpenAI's safety checks after training, in seconds."""
 
 MIN_UPLOAD_BYTES_PER_S = 100_000
 """Minimum upload speed in bytes per second, for timeouts."""
@@ -235,16 +229,12 @@ class ServerError(UserError):
     Attributes:
         status: HTTP status; `None` without a response.
         reason: OpenAI's code of the error.
-        after: Seconds of the header Retry-After.
     """
 
     def __init__(self, message: str, error: Any) -> None:
         super().__init__(message)
         self.status: int | None = getattr(error, "status_code", None)
         self.reason: str | None = getattr(error, "code", None)
-        response = getattr(error, "response", None)
-        after = response.headers.get("retry-after", "") if response is not None else ""
-        self.after = float(after) if after.isdecimal() else 0.0
 
     @property
     def passing(self) -> bool:
@@ -296,24 +286,22 @@ class FinetuningApi:
             import openai
         except ImportError as error:
             raise missing_extra_error(error, "compare") from None
-        timeout = self.timeout + more
         try:
             with openai.OpenAI(
-                api_key=self.key.secret, base_url=self.url, timeout=timeout, max_retries=retries
+                api_key=self.key.secret,
+                base_url=self.url,
+                timeout=self.timeout + more,
+                max_retries=retries,
             ) as client:
                 found = ask(client)
             if not isinstance(found, dict) or needed not in found:
                 raise ServerError(f"{self.url}: the response has no {needed!r}", None)
             return found
-        except openai.APITimeoutError as error:
-            raise ServerError(f"{self.url}: no response within {timeout:g} s", error) from None
-        except openai.APIConnectionError as error:
-            cause = f": {error.__cause__}" if error.__cause__ else ""
-            raise ServerError(f"{self.url}: the connection failed{cause}", error) from None
         except openai.OpenAIError as error:
             body = getattr(error, "body", None)
             message = body.get("message") if isinstance(body, dict) else None
-            words = to_one_line(str(message or error)).replace(self.key.secret, "***")
+            cause = f" {error.__cause__}" if error.__cause__ else ""
+            words = to_one_line(str(message or f"{error}{cause}")).replace(self.key.secret, "***")
             source = self.key.variable or "the given key"
             hint = f" (key: {source})" if getattr(error, "status_code", 0) in (401, 403) else ""
             raise ServerError(f"{self.url}: {words}{hint}", error) from None
@@ -338,7 +326,6 @@ class FinetuningManager:
         self.store, self.timeout = JobStore(data_dir), timeout
         self._given = [ApiKey(secret) for secret in api_keys]
         self._keys: dict[str, ApiKey] = {}  # keys by the id of their job
-        self._dead: dict[str, ServerError] = {}
 
     def create_job(self, params: OpenaiTrainingParams) -> str | None:
         """Create a fine-tuning job, or resume an interrupted one with the same parameters.
@@ -368,13 +355,15 @@ class FinetuningManager:
         """Update every unfinished job and print its status."""
         problems = []
         with self.store.changing():
-            self._dead = {}
+            dead = set()  # servers at which the other jobs would wait as long
             for job in self.store.jobs:
-                if job["state"] not in FINAL_STATES:
+                if job["state"] not in FINAL_STATES and job["base_url"] not in dead:
                     try:
                         print(self._update_job(job))
                     except UserError as error:
                         problems.append(f"  {job['id']}: {error}")
+                        if isinstance(error, ServerError) and error.passing:
+                            dead.add(job["base_url"])
         states = [job["state"] for job in self.store.jobs]
         failed, succeeded = states.count("failed") + states.count("cancelled"), "succeeded"
         running = len(states) - states.count(succeeded) - failed
@@ -427,31 +416,6 @@ class FinetuningManager:
         except InvalidArgument as error:
             return ValidationResult(False, [Finding(0, str(error))])
 
-    def cancel(self, id: str) -> None:
-        """Cancel an unfinished job, at its server or before it was submitted.
-
-        Args:
-            id: Id of the job in the database or at the server.
-
-        Raises:
-            UserError: It does not exist, has already ended, or the server does not confirm.
-        """
-        with self.store.changing():
-            job = next((one for one in self.store.jobs if id in (one["id"], one["job"])), None)
-            if job is None:
-                raise UserError(f"{id}: no such job in {self.store.folder}; get_jobs() lists them")
-            if job["state"] in FINAL_STATES:
-                raise UserError(f"{job['id']} is {job['state']}: it cannot be cancelled")
-            if job["job"] is None and job["sent"]:
-                self._find_lost_job(self._creator(job), job)
-            if job["job"] is None:
-                self.store.update(job, state="cancelled")
-            else:
-                api, _ = self._find_access(job)
-                found = api.post(f"/fine_tuning/jobs/{job['job']}/cancel")
-                self.store.update(job, state=found["status"])
-        print(f"{job['suffix']}: {job['state']}")
-
     def _prepare_job(self, params: OpenaiTrainingParams) -> Job:
         """Store a job before any request, or return an interrupted one with the same parameters."""
         new = params.to_job()
@@ -477,7 +441,7 @@ class FinetuningManager:
             ServerError: The server is unreachable or rejects it.
             UserError: No key is known, or a file has changed.
         """
-        api = self._creator(job)
+        api = FinetuningApi(job, self._list_keys(job)[0], self.timeout)
         try:
             if job["sent"] and self._find_lost_job(api, job):
                 return
@@ -498,14 +462,7 @@ class FinetuningManager:
             self.store.update(job, error=str(error), **({} if keep else {"state": "failed"}))
             if not limited:
                 raise
-            free = _next_free_slot(api, error)
-            print(
-                f"{job['suffix']}: {error}. It is stored as {job['id']}; update_jobs sends it"
-                + (f"; a slot is free {free}" if free else "")
-            )
-
-    def _creator(self, job: Job) -> FinetuningApi:
-        return FinetuningApi(job, self._list_keys(job)[0], self.timeout)
+            print(f"{job['suffix']}: {error}. It is stored as {job['id']}; update_jobs sends it")
 
     def _list_keys(self, job: Job, others: Sequence[ApiKey] = ()) -> list[ApiKey]:
         """Return the keys that may be used for a job, the most probable first."""
@@ -545,15 +502,8 @@ class FinetuningManager:
 
     def _create_at_server(self, api: FinetuningApi, job: Job) -> None:
         self.store.update(job, sent=time.time())
-        body = _job_request_body(job)
-        create = partial(api.post, "/fine_tuning/jobs")
         try:
-            try:
-                found = create(body)
-            except ServerError as error:
-                if error.status != 400 or "metadata" not in str(error):
-                    raise
-                found = create({key: body[key] for key in body if key != "metadata"})
+            found = api.post("/fine_tuning/jobs", _job_request_body(job))
         except ServerError as error:
             if not error.passing:
                 self.store.update(job, sent=0.0)
@@ -565,8 +515,7 @@ class FinetuningManager:
     def _find_lost_job(self, api: FinetuningApi, job: Job) -> bool:
         """Look for the server's job whose creation response was lost, and adopt it.
 
-        Jobs are matched by the id in their metadata or, at servers without metadata, by their
-        training file.
+        Jobs are matched by the id in their metadata or, at servers that keep none, by their file.
         """
         known = {one["job"] for one in self.store.jobs}
         for found in api.list_jobs(job["sent"] - MAX_CLOCK_SKEW_S):
@@ -592,12 +541,10 @@ class FinetuningManager:
         self.store.update(job, state=found["status"], **values)
         if found["status"] == "succeeded":
             self.store.update(job, models=_list_models(api, job, found))
-        return _status_line(api, job, found)
+        return _status_line(job, found)
 
     def _find_access(self, job: Job) -> tuple[FinetuningApi, Any]:
         """Return the API with the first key that has access to a job, and the job there."""
-        if job["base_url"] in self._dead:
-            raise self._dead[job["base_url"]]
         failed: ServerError | None = None
         # Another key of the project has access, too; no other server is sent OpenAI's.
         others = environment_keys() if job["base_url"] == OPENAI_BASE_URL else []
@@ -608,7 +555,6 @@ class FinetuningManager:
             except ServerError as error:
                 failed = error
                 if error.passing:  # any other key would wait as long
-                    self._dead[job["base_url"]] = error
                     break
             else:
                 self._keys[job["id"]] = key
@@ -697,7 +643,7 @@ def _epochs_at_step(epochs: Any, step: int, last: int | None) -> Any:
     return round(found) if abs(found - round(found)) < 0.05 else round(found, 2)
 
 
-def _status_line(api: FinetuningApi, job: Job, found: Any) -> str:
+def _status_line(job: Job, found: Any) -> str:
     suffix, state = job["suffix"], job["state"]
     if state == "succeeded":
         names = [one["model"] for one in job["models"]]
@@ -705,56 +651,14 @@ def _status_line(api: FinetuningApi, job: Job, found: Any) -> str:
         return f"✓ {suffix}: succeeded → {names[0] if names else 'unnamed model'}{more}"
     if state in FINAL_STATES:
         return f"✗ {suffix}: {state}" + (f": {job['error']}" if job["error"] else "")
-    parts = [f"… {suffix} ({job['base_model']}): {state}"]
-    if type(end := found.get("estimated_finish")) in (int, float):
-        remaining = end - time.time()
-        parts.append(
-            f"trained at about {format_time(end)} ({format_duration(remaining, minutes=True)}), "
-            f"usable some {SAFETY_CHECK_S // 60} min later"
-            if remaining > 0
-            else "training is about to end"
-        )
-    if state == "running":
-        try:
-            events = api.get(f"/fine_tuning/jobs/{job['job']}/events", "data", limit="20")["data"]
-        except ServerError:
-            events = []
-        messages = [str(one.get("message") or "") for one in events]
-        if any("usage policies" in one.lower() for one in messages):
-            parts.append("trained, in the safety checks")
-        elif messages:
-            parts.append(f"last event: {to_one_line(messages[0])}")
-    return ", ".join(parts)
-
-
-def _next_free_slot(api: FinetuningApi, error: ServerError) -> str:
-    """Return when a job may be submitted, as far as the server reports it."""
-    if error.after:
-        return f"in {format_duration(error.after, minutes=True)}"
-    limit = re.search(r"(\d+) fine-?tuning (?:requests|jobs) per day", str(error))
-    try:
-        since = time.time() - SECONDS_PER_DAY
-        jobs = api.list_jobs(since) if limit else []
-    except ServerError:
-        return ""
-    if not limit or not jobs:
-        return ""
-    created, number = sorted(float(one.get("created_at") or 0) for one in jobs), int(limit[1])
-    # The job whose expiry frees a slot; other projects may have further jobs.
-    first = created[max(0, len(created) - number)] + SECONDS_PER_DAY
-    shared = "" if len(created) >= number else ", or sooner: other projects share the limit"
-    return f"at about {format_time(first)}{shared}"
-
-
-def format_time(at: float) -> str:
-    """Format a time; the date is added if it is more than 12 hours ahead."""
-    return time.strftime(
-        "%H:%M" if at - time.time() < 43200 else "%Y-%m-%d %H:%M", time.localtime(at)
-    )
+    line = f"… {suffix} ({job['base_model']}): {state}"
+    if type(end := found.get("estimated_finish")) in (int, float) and end > time.time():
+        line += f", trained in about {format_duration(end - time.time(), minutes=True)}"
+    return line
 
 
 def build_frame(rows: list[Job], columns: Sequence[str], filters: dict[str, Any]) -> "DataFrame":
-    """Build a frame of the rows that match the filters; numbers may be given as text.
+    """Build a frame of the rows that match the filters; values may be given as text.
 
     Raises:
         InvalidArgument: A filter does not name a column.
@@ -767,18 +671,7 @@ def build_frame(rows: list[Job], columns: Sequence[str], filters: dict[str, Any]
         raise InvalidArgument(
             f"{', '.join(unknown)}: no such column; there are {', '.join(columns)}"
         )
-    selected = [
-        [row.get(column) for column in columns]
-        for row in rows
-        if all(_matches_filter(row.get(key), value) for key, value in filters.items())
-    ]
-    return pandas.DataFrame(selected, columns=list(columns), dtype=object).infer_objects()
-
-
-def _matches_filter(value: Any, expected: Any) -> bool:
-    if isinstance(expected, str) and isinstance(value, int | float):
-        try:
-            return value == float(expected)
-        except ValueError:
-            return False
-    return bool(value == expected)
+    frame = pandas.DataFrame(rows, columns=list(columns), dtype=object)
+    for key, value in filters.items():
+        frame = frame[[str(cell) == str(value) for cell in frame[key]]]
+    return frame.reset_index(drop=True).infer_objects()

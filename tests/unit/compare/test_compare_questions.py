@@ -12,7 +12,6 @@ from finetuning_server import chats
 
 from swarm.compare import Config, FreeForm, ModelAdapter, NextToken, Question, Rating
 from swarm.compare.config import may_host_model
-from swarm.compare.finetuning import estimate_cost
 from swarm.compare.finetuning.dataset import validate_dataset
 from swarm.compare.judging import JudgeTemplate
 from swarm.compare.question import load_questions, parse_model_groups
@@ -261,14 +260,14 @@ TOOLS = [{"role": "assistant", "tool_calls": [CALL]},
     [
         ([ASK, SAY], ""),
         ([ASK, *TOOLS, SAY], ""),
-        ([], "messages: must be a non-empty list"),
-        ([{"role": "boss", "content": ""}, SAY], "'boss' is not one of system, user, assistant"),
-        ([{**ASK, "weight": 1}, SAY], "user has weight; allowed: content, name, role"),
+        ([], "messages=.*: must be a list"),
+        ([{"role": "boss", "content": ""}, SAY], "role=boss: must be system, user, assistant"),
+        ([{**ASK, "wait": 1}, SAY], r"messages\[0\].wait: no such key; did you mean weight"),
         ([{"role": "user"}, SAY], r"messages\[0\].content: is missing"),
         ([ASK, {**SAY, "content": "a<|endoftext|>"}], r"special token <\|endoftext\|>"),
-        ([ASK], "the last message must be from the assistant, not from 'user'; .*nothing to learn"),
+        ([ASK], "the last message must be from the assistant, not from 'user'"),
         ([ASK, {**SAY, "weight": 0}], "last assistant message has weight 0"),
-        ([ASK, {"role": "assistant", "tool_calls": [{**CALL, "id": 3}]}], r"\[0\].id: must be"),
+        ([ASK, {"role": "assistant", "tool_calls": [{**CALL, "id": 3}]}], r"\[0\].id=3: must be"),
         ([ASK, {**SAY, "content": ""}], "an answer without text"),
     ],
 )
@@ -278,15 +277,10 @@ def test_what_is_wrong_with_an_example_is_said(messages: list[Any], words: str) 
     assert re.search(words, found) if words else found == "", found
 
 
-def test_a_training_file_is_judged_line_by_line_and_priced(tmp_path: Path) -> None:
+def test_a_training_file_is_judged_line_by_line(tmp_path: Path) -> None:
     file = chats(tmp_path / "few.jsonl", 3)
     good = file.read_text().splitlines()
     file.write_text("\n".join([good[0], "", "{no", good[0], good[1]]))
     result = validate_dataset(file.read_bytes())
     assert [one.line for one in result.errors] == [3, 0] and result.num_examples == 4
     assert [str(one) for one in result.warnings] == ["line 4: duplicate of an earlier example"]
-    file.write_text(json.dumps({"messages": [{"role": "user", "content": "a" * 40}, SAY]}) + "\nx")
-    cost = estimate_cost(str(file), {"m": 10.0}, epochs=3, count=len)
-    # Roles count, 4 tokens a message, 2 an example.
-    assert cost.tokens == len("user") + 40 + len("assistant") + 1 + 2 * 4 + 2
-    assert cost.price_for("m") == pytest.approx(cost.tokens * 3 * 10 / 1e6)

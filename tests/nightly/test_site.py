@@ -20,12 +20,12 @@ from headless_browser import SIZES, shown
 from swarm.__main__ import list_commands
 
 ROOT = searches.ROOT
-SEEN = ["index.html", "concepts.html", "howto_resume.html", "reference/optimizers.html"]
+SEEN = ["index.html", "concepts.html", "running.html", "reference/optimizers.html"]
 FIRST = {
     "own data": "tasks.html",
-    "resume": "howto_resume.html",
+    "resume": "running.html",
     "my adapter": "tutorial_own_adapters.html",
-    "cost": "howto_cost.html",
+    "cost": "running.html",
     "GPU": "gpus.html",
 }
 """The page that a search of the site shows first."""

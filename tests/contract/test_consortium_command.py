@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -101,12 +102,9 @@ def test_raw_shows_what_all_said_and_nothing_steers_the_terminal() -> None:
             ["Why?", *TWO, "--output", "no/folder/x.json"],
             "--output no/folder/x.json: cannot be written",
         ),
-        (["Why?", *TWO, "--confidence-threshold", "120"], "or 10 to 100 as percent"),
-        (["Why?", *TWO, "--strategy", "nope"], "must be default, pick-one"),
         (["Why?", *TWO, "--min-iterations", "4"], "min_iterations=4: is above max_iterations=3"),
         (["Why?", *TWO, "--keep", "1"], "--keep has no effect with strategy default"),
         (["Why?", *TWO, "--budget", "2"], "the first iteration takes 3 calls"),
-        (["Why?", "-m", f"{BLUE},temprature=1"], "temprature: no such key"),
         (["Why?", "-n", "2"], "--count has no effect without -m"),
         (["Why?", "-m", BLUE, "--arbiter", f"{JUDGE}:2"], "cannot have several samples"),
         (["Why?", "-m", "nobody", "--arbiter", JUDGE], "nobody: the model's location is unknown"),
@@ -120,7 +118,6 @@ def test_raw_shows_what_all_said_and_nothing_steers_the_terminal() -> None:
         (["save", "council", "-m", BLUE], "save needs --arbiter MODEL"),
         (["save", "council", "--arbiter", BLUE], "save needs members"),
         (["save", "council", "-m", "council", "--arbiter", BLUE], "would contain itself"),
-        (["save", "a/b", *TWO], "is not a consortium name"),
         (["save", "gpt-4o", *TWO], "llm already has a model of this name"),
         (["Why?", *TWO, "--confidence-threshold", "1.5"], "or 10 to 100 as percent"),
         (["run-info", ""], "run-info needs the id of a run"),
@@ -155,25 +152,11 @@ def test_members_behind_an_endpoint_are_asked_as_was_said(monkeypatch: pytest.Mo
     with endpoint(lambda asked: chat(f"{asked.body['model']} says so")) as made:
         monkeypatch.setenv("OPENAI_BASE_URL", made.url)
         monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret-0123456789")
-        done = fine(
-            "Why?",
-            "-m",
-            "big:2,temperature=0.9",
-            "-m",
-            "qwen2:7b:1",
-            "--arbiter",
-            JUDGE,
-            "--temperature",
-            "0.2",
-            "--max-tokens",
-            "77",
-            "--max-iterations",
-            "1",
-            "--system",
-            "Be brief.",
-            "--trace",
-            "trace.jsonl",
+        words = (
+            f"-m big:2,temperature=0.9 -m qwen2:7b:1 --arbiter {JUDGE} --max-iterations 1 "
+            "--temperature 0.2 --max-tokens 77 --system 'Be brief.' --trace trace.jsonl"
         )
+        done = fine("Why?", *shlex.split(words))
         bodies = [asked.body for asked in made.asked]
     asked = sorted((body["model"], body["temperature"], body["max_tokens"]) for body in bodies)
     assert asked == [("big", 0.9, 77), ("big", 0.9, 77), ("qwen2:7b", 0.2, 77)]
@@ -183,54 +166,17 @@ def test_members_behind_an_endpoint_are_asked_as_was_said(monkeypatch: pytest.Mo
     assert kept.count("says so") >= 3 and "sk-very" not in kept + done.output
 
 
-ALL = [
-    "-m",
-    f"{BLUE}:2,role=critic",
-    "--model",
-    GREEN,
-    "--models",
-    f"{BLUE},temperature=0.5",
-    "-n",
-    "3",
-    "--arbiter-model",
-    JUDGE,
-    "--fallback",
-    RANKER,
-    "--judging-method",
-    "elimination",
-    "--confidence-threshold",
-    "75",
-    "--max-iterations",
-    "5",
-    "--minimum-iterations",
-    "2",
-    "--system",
-    "Be brief.",
-    "--eliminate",
-    "2",
-    "--keep",
-    "3",
-    "--quorum",
-    "2",
-    "--context",
-    "900",
-    "--seed",
-    "4",
-    "--budget",
-    "90",
-    "--max-cost",
-    "2.5",
-    "--temperature",
-    "0.1",
-    "--max-tokens",
-    "50",
-    "--timeout",
-    "9",
-]
+ALL = f"""
+-m {BLUE}:2,role=critic --model {GREEN} --models {BLUE},temperature=0.5 -n 3
+--arbiter-model {JUDGE} --fallback {RANKER} --judging-method elimination --eliminate 2 --keep 3
+--confidence-threshold 75 --max-iterations 5 --minimum-iterations 2 --system 'Be brief.'
+--quorum 2 --context 900 --seed 4 --budget 90 --max-cost 2.5
+--temperature 0.1 --max-tokens 50 --timeout 9
+"""
 
 
 def test_every_option_is_saved_and_told() -> None:
-    fine("save", "council", *ALL)
+    fine("save", "council", *shlex.split(ALL))
     each = {"temperature": 0.1, "max_tokens": 50, "timeout": 9.0}
     expected = {
         "members": [

@@ -164,11 +164,7 @@ def test_the_arguments_of_older_programs() -> None:
     [
         ({"models": VOICE}, "must be a list of at least one name"),
         ({"models": []}, "must be a list of at least one name"),
-        ({"confidence_threshold": 1.5}, "or 10 to 100 as percent"),
-        ({"confidence_threshold": 300}, "or 10 to 100 as percent"),
-        ({"arbiter": f"{VOICE}:2"}, "must be 1 for the arbiter"),
         ({"arbiter": VOICE, "quorom": 2}, "quorom: no such key; did you mean quorum"),
-        ({"arbiter": "some-model"}, "some-model: the model's location is unknown"),
         ({"arbiter": "function/fake_models:nobody"}, "fake_models has no function nobody"),
     ],
 )

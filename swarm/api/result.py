@@ -27,7 +27,7 @@ from swarm.report.paired_comparison import PairedComparison
 from swarm.runs.folder import ParticleIndex, RunFolder
 from swarm.runs.verdict import describe_difference
 from swarm.stats.significance import PairedTest
-from swarm.tasks.base import Task, metric_task
+from swarm.tasks.base import Task
 from swarm.tasks.metrics import paired_gain
 
 if TYPE_CHECKING:
@@ -364,7 +364,7 @@ class EvaluationResult:
                 "against: the two were not evaluated on the same items, so no pairs exist"
             )
         found = paired_gain(
-            metric_task(self.task), records_to_scores(mine), records_to_scores(others)
+            self.task.metric_task, records_to_scores(mine), records_to_scores(others)
         )
         return Gain(found.difference, (found.low, found.high), found.p, found.n)
 

@@ -38,7 +38,7 @@ from swarm.runs.verdict import (
     shorten_text,
 )
 from swarm.stats.significance import PairedTest
-from swarm.tasks.base import Item, Score, Task, check_split, metric_task
+from swarm.tasks.base import Item, Score, Task, check_split
 from swarm.tasks.metrics import Measured, measure, paired_gain
 
 
@@ -90,13 +90,13 @@ def check_candidate(
         UserError: As `Candidate.check`, or the task lacks something.
     """
     task.check()
-    candidate.check(metric_task(task))
+    candidate.check(task.metric_task)
     used = dict.fromkeys(("dev", *splits) if candidate.reads_dev else splits)
     for tokenizer, context in candidate.model_contexts():
-        check_context(metric_task(task), tokenizer, context, list(used))
+        check_context(task.metric_task, tokenizer, context, list(used))
     if candidate.scale is not None:
         task.restore_scale(candidate.scale)
-    metric_task(task).check_scale()
+    task.metric_task.check_scale()
 
 
 def load_candidate(candidate: Candidate, task: Task, device: str) -> None:
@@ -111,7 +111,7 @@ def load_candidate(candidate: Candidate, task: Task, device: str) -> None:
 
 def score_candidate(candidate: Candidate, task: Task, split: str) -> SplitScores:
     """Score a prepared candidate on "dev" or "test", by the task's metric."""
-    task, meter = metric_task(task), JobUsage()
+    task, meter = task.metric_task, JobUsage()
     items = task.items(split)
     began = time.monotonic()
     scores = candidate.score_items(task, items, meter)
@@ -121,7 +121,7 @@ def score_candidate(candidate: Candidate, task: Task, split: str) -> SplitScores
 
 def summarize_scores(task: Task, found: SplitScores) -> list[dict[str, Any]]:
     """Return each voter's name, what it `measure`s by the task's metric, and usage if known."""
-    task = metric_task(task)
+    task = task.metric_task
     account = found.account or [{} for _ in found.names]
     return [
         {
@@ -138,7 +138,7 @@ def summarize_constants(task: Task, split: str) -> Compared | None:
 
     `None` if answers cannot be graded, or there is no dev split.
     """
-    task = metric_task(task)
+    task = task.metric_task
     if not task.votes:
         return None
     try:
@@ -154,7 +154,7 @@ def compare_with_best(task: Task, found: SplitScores) -> dict[str, Any]:
     Its keys: "best", and "gain" as a `PairedTest`. The best of several is chosen on these very
     items, so its utility is biased upward slightly.
     """
-    task = metric_task(task)
+    task = task.metric_task
     best = max(range(1, len(found.names)), key=lambda voice: task.utility(found.scores[voice]))
     gain = paired_gain(task, found.scores[0], found.scores[best])
     return {"best": found.names[best], "gain": asdict(gain)}

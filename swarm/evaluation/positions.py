@@ -18,7 +18,7 @@ from swarm.merging.positions import describe_position
 from swarm.models.base import Completion, Request
 from swarm.registry.registry import Roster
 from swarm.stats.significance import PairedTest
-from swarm.tasks.base import Item, Score, Task, metric_task
+from swarm.tasks.base import Item, Score, Task
 from swarm.tasks.metrics import paired_gain, utility_with_interval
 
 
@@ -213,7 +213,7 @@ class MixtureScoring:
         """
         task = self._load_task()
         items = task.items("dev")[: self._count]
-        metric_task(task).check_scale()
+        task.metric_task.check_scale()
         shares = self._coefficients
         nearest = max(shares, key=lambda name: shares[name])
         positions = {"mixture": shares, "uniform soup": dict.fromkeys(shares, 1 / len(shares))}

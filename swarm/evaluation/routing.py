@@ -26,7 +26,7 @@ from swarm.executors.worker import run_tasks_lockstep
 from swarm.loop.evaluator import records_to_scores
 from swarm.models.base import Request, prompt_text
 from swarm.runs.folder import RunFolder
-from swarm.tasks.base import Item, Score, Task, first_prompts, metric_task
+from swarm.tasks.base import Item, Score, Task, first_prompts
 
 WORD_PATTERN = re.compile(r"\w+")
 
@@ -94,7 +94,7 @@ def load_initial_answers(folder: str, names: Sequence[str], task: Task) -> Initi
     if missing := [name for name in names if name not in run.experts]:
         have = ", ".join(run.experts)
         raise UserError(f"candidate.run={folder}: it has no expert {missing[0]}; it has: {have}")
-    known = {item["id"]: item for item in metric_task(task).items("dev")}
+    known = {item["id"]: item for item in task.metric_task.items("dev")}
     rows = [run.load_answers((0, run.experts.index(name))) for name in names]
     if unknown := [row["id"] for row in rows[0] if row["id"] not in known]:
         raise UserError(
@@ -109,7 +109,7 @@ def _rescore_by_task(run: RunFolder, scores: list[list[Score]]) -> list[list[Sco
     if run.verdict and run.verdict.signal is None:
         return scores
     searched = instantiate(run.config["task"], _convert_="all")
-    if metric_task(searched) is searched:
+    if searched.metric_task is searched:
         return scores
     return [[_rescore_answer(run, searched, score) for score in mine] for mine in scores]
 
@@ -118,7 +118,7 @@ def _rescore_answer(run: RunFolder, task: Any, score: Score) -> Score:
     """Return one score by the metric of its part, in a mixture."""
     for part in score.part.split("/") if score.part else ():
         task = task.tasks[part]
-    if metric_task(task) is task:
+    if task.metric_task is task:
         return score
     if "correct" not in score.measures:
         raise UserError(

@@ -15,7 +15,7 @@ from swarm.engine.base import (
 from swarm.engine.base_model import BaseModel
 from swarm.errors import NotFinite, UserError
 from swarm.models.base import Completion, Request, Usage
-from swarm.tasks.base import Item, Score, Task, metric_task
+from swarm.tasks.base import Item, Score, Task
 
 if TYPE_CHECKING:
     from swarm.engine.base import Gradient
@@ -165,7 +165,7 @@ def resolve_split(task: Task, split: str) -> tuple[Task, Sequence[Item]]:
     """Return the task to run for a job's split, and the items that its indices refer to."""
     if split == "dev":
         return task, task.items("dev")
-    return metric_task(task), task.items(data_split(split))
+    return task.metric_task, task.items(data_split(split))
 
 
 def data_split(split: str) -> str:

@@ -61,7 +61,7 @@ from swarm.runs.verdict import (
     result_table,
 )
 from swarm.stats.significance import PairedTest
-from swarm.tasks.base import Item, Score, metric_task
+from swarm.tasks.base import Item, Score
 from swarm.tasks.metrics import measure, paired_gain
 from swarm.tasks.questions import QuestionTask
 
@@ -482,7 +482,7 @@ class FinetuneRun:
         self, label: str, scores: Mapping[str, Sequence[list[Score]]], held_out: Sequence[int]
     ) -> Verdict:
         """Return the verdict on the scores of start and end, by split."""
-        task = metric_task(self.task)
+        task = self.task.metric_task
         dev, test = self.task.items("dev"), self.task.items("test") if self.test else []
         on_dev = [measure(task, one, dev) for one in scores["dev"]]
         on_test = [measure(task, one, test) for one in scores["test"]] if test else [None, None]
@@ -510,7 +510,7 @@ class FinetuneRun:
             return {"not_compared": UNTESTED_REASON}
         if run.verdict is None or run.test_items != digest_items(self.task, "test"):
             return {"not_compared": "that run was tested on different items"}
-        task, before = metric_task(self.task), records_to_scores(rows)
+        task, before = self.task.metric_task, records_to_scores(rows)
         same = run.identity.get("task items") == digest_items(self.task, "dev")
         return {
             "searched": {

@@ -13,7 +13,7 @@ from swarm.loop.evaluator import data_split, records_to_scores, scores_to_record
 from swarm.merging.positions import group_by_route
 from swarm.runs.folder import ParticleIndex, RunRecord
 from swarm.runs.pareto_front import ParetoFront
-from swarm.tasks.base import Score, Task, metric_task
+from swarm.tasks.base import Score, Task
 
 FINALIST_COUNT = 10
 """Maximum number of personal bests that are scored by the task's own metric."""
@@ -56,7 +56,7 @@ class FinalEvaluation:
     @property
     def metric_task(self) -> Task:
         """The task with its own metric, whatever signal was searched on."""
-        return metric_task(self.task)
+        return self.task.metric_task
 
     def choose_bests(self) -> tuple[ParticleIndex, ParticleIndex]:
         """Return the best initial expert and the best position, by the task's own metric.

@@ -11,7 +11,7 @@ from swarm.errors import UserError
 from swarm.merging.positions import describe_position
 from swarm.optimizers.base import Optimizer
 from swarm.optimizers.multi_objective import BASE_BOUND, NSGA2Search
-from swarm.tasks.base import Score, Task, metric_task
+from swarm.tasks.base import Score, Task
 from swarm.tasks.mixture import Mixture
 
 ParticleIndex = tuple[int, int]
@@ -35,7 +35,7 @@ def check_objectives(optimizer: Optimizer, task: Task) -> None:
         )
     optimizer.name_objectives(list(task.tasks))
     for name, bound in (optimizer.constraints or {}).items():
-        if bound != BASE_BOUND and metric_task(task) is not task:
+        if bound != BASE_BOUND and task.metric_task is not task:
             raise UserError(
                 f"optimizer.constraints.{name}={bound}: a number is ambiguous if the search "
                 "maximizes another signal than the task's metric; use base, or signal=accuracy "

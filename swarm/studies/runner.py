@@ -45,7 +45,6 @@ from swarm.runs.folder import RunFolder, is_run_folder, read_record
 from swarm.runs.lock import STUDY_LOCK_FILE
 from swarm.runs.verdict import Verdict, read_verdict
 from swarm.studies.plan import Cell, Study, key_head
-from swarm.tasks.base import metric_task
 from swarm.tasks.metrics import best_constant_answers, is_mean_utility
 
 HYDRA_DEFAULTS = {
@@ -210,7 +209,7 @@ class CellPlanner:
         words, method = self.study.common_words(cell), self.study.methods[cell.method]
         words += method.words if method.kind == "search" else ()
         config = plain_config(compose_search(words))
-        task = metric_task(instantiate(config["task"], _convert_="all"))
+        task = instantiate(config["task"], _convert_="all").metric_task
         count = len(task.items("dev"))
         if count != cell.dev:
             raise UserError(

@@ -214,11 +214,6 @@ def prompt_form(task: Task) -> str:
     return "plain" if any(isinstance(one.prompt, str) for one in requests) else "chat"
 
 
-def metric_task(task: Task) -> Task:
-    """Return the task scored by its metric, independent of its search signal."""
-    return task.metric_task
-
-
 def check_split(split: str) -> None:
     """Raise `UserError` if `split` is neither "dev" nor "test"."""
     if split not in SPLITS:

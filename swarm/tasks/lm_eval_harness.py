@@ -168,6 +168,15 @@ def build_instances(task: Any, item: Item) -> list[Any]:
 
 
 GOLD_KINDS = ("multiple_choice", "loglikelihood", "generate_until")
+WORST_VALUES = {
+    "bits_per_byte": UNIFORM_BITS_PER_BYTE,
+    "pct_female_preferred": 1.0,
+    "pct_invalid": 1.0,
+    "pct_male_preferred": 1.0,
+    "pct_stereotype": 1.0,
+}
+"""Value of a document that cannot be scored, for metrics where lower is better."""
+
 CHOICE_LENGTHS = {"acc_norm": len, "acc_bytes": lambda choice: len(choice.encode("utf-8"))}
 """Length by which a metric divides a choice's log probability."""
 
@@ -208,18 +217,22 @@ def build_gold_example(task: Any, item: Item, metric: str) -> Example:
 
 
 def mean_metrics(task: Any) -> list[str]:
-    """Return the metrics that are means over documents and better the higher they are.
+    """Return the metrics that are means over documents; for complete texts, the bits per byte.
 
-    For complete texts this is the bits per byte, which counts negatively.
+    Those that are better the lower they are need an entry in `WORST_VALUES`.
     """
     from lm_eval.api.registry import get_aggregation
 
     if task.OUTPUT_TYPE == "loglikelihood_rolling":
         return [metric for metric in task.aggregation() if metric == "bits_per_byte"]
-    average, higher = get_aggregation("mean"), task.higher_is_better()
-    return [
-        m for m, combine in task.aggregation().items() if combine is average and higher.get(m, True)
-    ]
+    average = get_aggregation("mean")
+    means = [metric for metric, combine in task.aggregation().items() if combine is average]
+    return [one for one in means if is_higher_better(task, one) or one in WORST_VALUES]
+
+
+def is_higher_better(task: Any, metric: str) -> bool:
+    """Return whether a higher value of a metric is better; lm-eval's default is that it is."""
+    return bool(task.higher_is_better().get(metric, True))
 
 
 def compute_metrics(task: Any, item: Item, responses: Sequence[Any]) -> dict[str, float]:
@@ -404,8 +417,9 @@ class LMEvalTask(Task):
             in lm-eval.
         metric: The metric, for example "acc_norm"; if a task has several filters, the first one
             unless it is named: "exact_match,flexible-extract". `None` is the task's first metric
-            that is a mean over documents with higher values better, and minus the bits per byte for
-            complete texts.
+            that is a mean over documents, and minus the bits per byte for complete texts. A metric
+            where lower is better is negated, and has to be one of `WORST_VALUES`: for others the
+            value of a document that cannot be scored is unknown.
         dev_limit, test_limit: Maximum number of documents, from the first on; in a group, in
             proportion.
         seed: Seed of the division of an only split.
@@ -509,6 +523,8 @@ class LMEvalTask(Task):
         for name, task in self.load_tasks().items():
             if task.OUTPUT_TYPE not in GOLD_KINDS:
                 return f"{name} is of the output type {task.OUTPUT_TYPE}"
+            if not is_higher_better(task, metric := self._select_metric(task)[0]):
+                return f"the metric {metric} of {name} is better the lower it is"
         for item in items:
             if find_gold(self.load_tasks()[item["task"]], item["doc"]) is None:
                 return f"the target of document {item['id']} is blank, or none of its choices"
@@ -518,10 +534,9 @@ class LMEvalTask(Task):
         """Return the value, which a score's answer contains as text."""
         if answer is not None:
             return float(answer)
-        return -UNIFORM_BITS_PER_BYTE if self._is_rolling(item["task"]) else 0.0
-
-    def _is_rolling(self, name: str) -> bool:
-        return bool(self.load_tasks()[name].OUTPUT_TYPE == "loglikelihood_rolling")
+        task = self.load_tasks()[item["task"]]
+        metric, _ = self._select_metric(task)
+        return 0.0 if is_higher_better(task, metric) else -WORST_VALUES[metric]
 
     def score_responses(self, item: Item, instances: Sequence[Any]) -> Score:
         """Score a document's responses."""
@@ -533,7 +548,7 @@ class LMEvalTask(Task):
         measures = compute_metrics(task, item, responses)
         if metric not in measures:
             return Score(self.grade(item, None), None, text, measures=measures)
-        value = -measures[metric] if self._is_rolling(item["task"]) else measures[metric]
+        value = measures[metric] if is_higher_better(task, metric) else -measures[metric]
         answer = repr(value) if is_readable(responses) else None
         return Score(value, answer, text, measures=measures)
 
@@ -559,8 +574,7 @@ class LMEvalTask(Task):
                 f"task.tasks={self.task}: tasks that run the model's code or show images are "
                 "not supported"
             )
-        self._select_metric(task)
-        if task.OUTPUT_TYPE == "loglikelihood_rolling":
+        if not is_higher_better(task, self._select_metric(task)[0]):
             self.lowest = -math.inf
 
     def _select_metric(self, task: Any) -> tuple[str, str]:
@@ -571,8 +585,8 @@ class LMEvalTask(Task):
         if not means or (metric and metric not in means):
             raise UserError(
                 f"task.metric={self.metric}: must be a mean over documents, with higher values "
-                f"better; allowed for {task.task_name}: {', '.join(means) or 'none'} "
-                f"(of {', '.join(task.aggregation())})"
+                f"better or a known worst value; allowed for {task.task_name}: "
+                f"{', '.join(means) or 'none'} (of {', '.join(task.aggregation())})"
             )
         if filtering and filtering not in filters:
             raise UserError(

@@ -14,7 +14,7 @@ from swarm.pool.adapter import WEIGHTS_FILE, Adapter, read_adapter, read_note
 from swarm.pool.pool import Pool
 from swarm.report.paired_comparison import PairedComparison
 from swarm.runs.folder import RUNS_FOLDER, RunFolder, find_run_folders
-from swarm.tasks.base import Task, metric_task
+from swarm.tasks.base import Task
 from swarm.ui.state import RUN_NAME_PATTERN, UNREADABLE_ERRORS, AppState
 
 MIXTURES_FOLDER = "mixtures"
@@ -201,7 +201,7 @@ def score_mixture(
 
     def load_task() -> Task:
         with compose_config("evaluate", keys, home.config_dir) as config:
-            return metric_task(instantiate_part(config["task"]))
+            return instantiate_part(config["task"]).metric_task
 
     return MixtureScoring(home.roster, coefficients, load_task, items)
 

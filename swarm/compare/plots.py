@@ -4,27 +4,23 @@ Colours are distinguishable for colour-blind readers, no figure stays open, and 
 needed.
 """
 
-import io
-import warnings
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import is_color_like, to_rgb
+from matplotlib.colors import is_color_like
 from matplotlib.figure import Figure
-from matplotlib.font_manager import fontManager
 from matplotlib.patches import Patch
 
 from swarm._util.files import write_atomic
 from swarm._util.settings import Settings, parse_settings
 from swarm._util.terminal import pluralize
 from swarm.errors import InvalidArgument
+from swarm.report.charts import figure_to_bytes
 from swarm.stats.answer_values import (
     OTHER_ANSWERS,
     UNSEEN_ANSWERS,
@@ -54,12 +50,6 @@ LINE_STYLES = ("-", "--", ":", "-.")
 
 FIXED_COLOURS = {OTHER_ANSWERS: "#9A9A9A", UNSEEN_ANSWERS: "#E8E8E8"}
 
-FONTS = (
-    *("DejaVu Sans", "Noto Sans CJK JP", "Noto Sans Arabic", "Noto Sans Devanagari"),
-    *("Noto Sans Symbols2", "Noto Emoji"),
-)
-"""Fonts from which characters are drawn, the first that has them."""
-
 MAX_ANSWERS = 14
 """Number of distinguished answers by default."""
 
@@ -67,7 +57,7 @@ MIN_LABELLED_SHARE = 0.045
 """A smaller share has no number in its segment, as it would not fit."""
 
 MAX_LABEL_CHARS = 48
-"""Maximum characters of a label; longer ones are truncated."""
+"""Maximum characters of a label; longer ones lack their middle."""
 
 MAX_DOTS = 400
 """Maximum dots per category; more answers are sampled at random."""
@@ -82,7 +72,6 @@ class FigureOptions(Settings):
     selected_categories: Sequence[Any] | None = None
     colors: Mapping[Any, str] | None = None
     title: str | None = None
-    selected_paraphrase: str | None = None
     filename: str | Path | None = None
     error_bars: bool = True
 
@@ -99,8 +88,6 @@ def parse_options(given: Mapping[str, Any]) -> FigureOptions:
             raise InvalidArgument(
                 f"colors: {colour!r} for {name!r} is not a colour, as 'red' or '#56B4E9'"
             )
-    if options.filename is not None:
-        check_filename(options.filename)
     return options
 
 
@@ -132,8 +119,7 @@ def plot(
         min_rating, max_rating: Ends of the rating axis.
         options: `selected_categories`: categories to show, in this order; by default models are
             sorted by group. `colors`: colours of answers, or of categories where these are
-            coloured. `title`: by default a paraphrase and the number of others.
-            `selected_paraphrase`: paraphrase in the title; by default the first. `filename`: file
+            coloured. `title`: by default a paraphrase and the number of others. `filename`: file
             to save, .png, .svg or .pdf. `error_bars`: whether to draw 95 % intervals
             (`swarm.stats.intervals.bootstrap_intervals`).
 
@@ -152,48 +138,36 @@ def plot(
         return rating_cumulative_plot(df, answer_column, min_rating, max_rating, **options)
     if not choosing and kind == "mean":
         return judge_scores(df, answer_column, **options)
-    draw = probs_stacked_bar if kind == "probabilities" else free_form_stacked_bar
-    return draw(df, answer_column, selected_answers, min_fraction, **options)
+    return stacked_bars(
+        df, answer_column, selected_answers, min_fraction, kind == "probabilities", **options
+    )
 
 
-def free_form_stacked_bar(
+def stacked_bars(
     df: pd.DataFrame,
-    answer_column: str = "answer",
+    answer_column: str,
     selected_answers: Sequence[Any] | None = None,
     min_fraction: float | None = None,
-    **options: Any,
+    probabilities: bool = False,
+    **given: Any,
 ) -> Figure:
-    """Draw a bar per category with a segment per answer; arguments as `plot`."""
-    return _draw_stacked_bars(df, answer_column, selected_answers, min_fraction, True, options)
+    """Draw a bar per category with a segment per answer; other arguments as `plot`.
 
-
-def probs_stacked_bar(
-    df: pd.DataFrame,
-    probs_column: str = "probs",
-    selected_answers: Sequence[Any] | None = None,
-    min_fraction: float | None = None,
-    **options: Any,
-) -> Figure:
-    """Draw a bar of mean probabilities per category, from a column of dictionaries.
-
-    Probability that the endpoint did not report is a light segment. Arguments as `plot`.
+    Args:
+        probabilities: The answers are dictionaries of probabilities, whose means are drawn;
+            probability that the endpoint did not report is a light segment.
     """
-    return _draw_stacked_bars(df, probs_column, selected_answers, min_fraction, False, options)
-
-
-def _draw_stacked_bars(
-    df: pd.DataFrame,
-    column: str,
-    selected: Sequence[Any] | None,
-    min_fraction: float | None,
-    counted: bool,
-    given: Mapping[str, Any],
-) -> Figure:
-    """Draw the bars and, beside them, the shares with their intervals."""
     options = parse_options(given)
     by, chosen = options.category_column, options.selected_categories
     values = read_answers(
-        df, column, by, chosen, selected, min_fraction, count=counted, limit=MAX_ANSWERS
+        df,
+        answer_column,
+        by,
+        chosen,
+        selected_answers,
+        min_fraction,
+        count=not probabilities,
+        limit=MAX_ANSWERS,
     )
     if not len(values.category):
         return _empty_figure(values, df, options)
@@ -211,9 +185,8 @@ def _draw_stacked_bars(
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     kind = "mean probability" if values.kind == "probabilities" else "share of answers"
     axes.set_ylabel(kind)
-    labels = shorten_labels(values.names)
-    patches = [Patch(label=one, **fill.look) for fill, one in zip(fills, labels, strict=True)]
-    _add_legend(axes, patches[::-1], column)
+    patches = [Patch(label=shorten_label(name), **styles[name].look) for name in values.names]
+    _add_legend(axes, patches[::-1], answer_column)
     note = "In brackets: 95 % intervals, in percent." if options.error_bars else ""
     return _finish_figure(figure, df, options, note)
 
@@ -256,8 +229,7 @@ def _draw_bar(
             text = f"{share:.0%}"
             if error_bars and np.isfinite(found.low[k]):
                 text += f" [{100 * found.low[k]:.0f}, {100 * found.high[k]:.0f}]"
-            box = {"facecolor": fill.colour, "edgecolor": "none", "pad": 1.2}
-            look: dict[str, Any] = {"color": text_colour_on(fill.colour), "bbox": box}
+            look: dict[str, Any] = {"bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1.2}}
             height = bottom + share / 2
             axes.text(place, height, text, ha="center", va="center", fontsize=8, zorder=6, **look)
         bottom += share
@@ -390,13 +362,7 @@ class NotebookFigure(Figure):
     """A figure that a notebook displays as the last value of a cell."""
 
     def _repr_png_(self) -> bytes:
-        return figure_to_bytes(self, "png", dpi=110)
-
-
-@cache
-def _installed_fonts() -> list[str]:
-    installed = {one.name for one in fontManager.ttflist}
-    return [name for name in FONTS if name in installed]
+        return figure_to_bytes(self, "png", dpi=110, bbox_inches="tight")
 
 
 def _create_figure(width: float, height: float) -> tuple[NotebookFigure, Any]:
@@ -464,20 +430,10 @@ def _label_categories(axes: "Axes", values: AnswerMatrix, by: str) -> None:
 
 
 def shorten_label(value: Any, longest: int = MAX_LABEL_CHARS) -> str:
-    """Return a label in one line, truncated, without characters that cannot be drawn."""
+    """Return a label in one line; a long one lacks its middle, as many begin alike."""
     text = " ".join(str(value).split()) or repr(value)
-    text = "".join(c if c.isprintable() else f"[{ord(c):X}]" for c in text)
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
-
-
-def shorten_labels(names: Sequence[Any], longest: int = MAX_LABEL_CHARS) -> list[str]:
-    """Shorten labels; the ends of long labels with the same beginning are shown, too."""
-    found = [shorten_label(name, longest) for name in names]
     half = longest // 2
-    return [
-        f"{one[: half - 1]}…{shorten_label(str(name)[-half:])}" if found.count(one) > 1 else one
-        for one, name in zip(found, names, strict=True)
-    ]
+    return text if len(text) <= longest else f"{text[: half - 1]}…{text[-half:]}"
 
 
 def build_title(df: pd.DataFrame, options: FigureOptions) -> str | None:
@@ -486,10 +442,9 @@ def build_title(df: pd.DataFrame, options: FigureOptions) -> str | None:
         return options.title
     has_questions = "question" in df.columns
     questions = list(to_hashable_column(df["question"]).dropna().unique()) if has_questions else []
-    first = options.selected_paraphrase or (questions[0] if questions else None)
-    if first is None:
+    if not questions:
         return None
-    lines = wrap(shorten_label(first, 240), 90)[:3]
+    lines = wrap(shorten_label(questions[0], 240), 90)[:3]
     if len(questions) > 1:
         lines.append(f"and {pluralize(len(questions) - 1, 'other paraphrase')}")
     return "\n".join(lines)
@@ -521,46 +476,16 @@ def assign_fill_styles(
     return {name: chosen.get(name) or FillStyle(fixed[name], "") for name in names}
 
 
-def text_colour_on(colour: str) -> str:
-    """Return black or white, whichever has the larger contrast (WCAG 2.2) to a colour."""
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in to_rgb(colour)]
-    light = 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-    return "black" if (light + 0.05) / 0.05 >= 1.05 / (light + 0.05) else "white"
-
-
-def check_filename(filename: str | Path) -> None:
-    """Raise an error if figures cannot be saved in this format."""
-    kinds = sorted(Figure().canvas.get_supported_filetypes())
-    if Path(filename).suffix[1:].lower() not in kinds:
-        raise InvalidArgument(
-            f"filename: {filename} should end in .png, .svg or .pdf (or .{', .'.join(kinds)})"
-        )
-
-
-def figure_to_bytes(figure: Figure, kind: str, dpi: int = 150) -> bytes:
-    """Return a figure as an image file.
-
-    A `$` begins no formula, and each character is from the first font of `FONTS` that has it.
-    """
-    from matplotlib.text import Text
-
-    for text in figure.findobj(Text):
-        text.set_fontfamily(_installed_fonts())  # type: ignore[attr-defined]
-        text.set_parse_math(False)  # type: ignore[attr-defined]
-    drawn = io.BytesIO()
-    with rc_context({"svg.fonttype": "none"}), warnings.catch_warnings():
-        # A character that no font has, or axes that long labels squeeze.
-        warnings.simplefilter("ignore", UserWarning)
-        figure.savefig(drawn, format=kind, dpi=dpi, bbox_inches="tight")
-    return drawn.getvalue()
-
-
 def save_figure(figure: Figure, filename: str | Path) -> None:
     """Save a figure atomically; parent folders are created.
 
     Raises:
         UserError: The extension is not that of an image, or the file cannot be written.
     """
-    check_filename(filename)
-    image = figure_to_bytes(figure, Path(filename).suffix[1:].lower())
+    kind = Path(filename).suffix[1:].lower()
+    if kind not in (kinds := sorted(figure.canvas.get_supported_filetypes())):
+        raise InvalidArgument(
+            f"filename: {filename} should end in .png, .svg or .pdf (or .{', .'.join(kinds)})"
+        )
+    image = figure_to_bytes(figure, kind, dpi=150, bbox_inches="tight")
     write_atomic(Path(filename).expanduser(), image)

@@ -1,75 +1,74 @@
-"""A run's report: paraphrases, tables with intervals, tests, figures, costs and answers."""
+"""A run's report: one HTML page of tables with intervals, tests and figures, and files of data."""
 
 import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from swarm._util.files import write_atomic
 from swarm._util.jsonl import to_json_value
-from swarm._util.terminal import csv_cell, format_number, format_p_value, format_table, pluralize
+from swarm._util.terminal import (
+    csv_cell,
+    format_interval,
+    format_number,
+    format_p_value,
+    pluralize,
+)
 from swarm.errors import InvalidArgument
+from swarm.report.charts import figure_to_element
+from swarm.report.document import TableBlock
+from swarm.report.page import load_template
 from swarm.stats.answer_values import infer_kind, to_hashable_column
 
 if TYPE_CHECKING:
     import pandas as pd
 
-
-MARKDOWN_SIGNS = re.compile(r"([\\`*_\[\]<>|#~$])")
-
-
-def escape_markdown(text: str) -> str:
-    """Return a text as one line in which no character is a sign of Markdown."""
-    return MARKDOWN_SIGNS.sub(r"\\\1", " ".join(text.split()))
-
-
-def column_file_stem(column: str) -> str:
-    """Return the start of the names of a column's files."""
-    return re.sub(r"[^\w.-]", "_", column)
-
-
-def save_plot(place: Path, df: "pd.DataFrame", column: str, by: str) -> list[str]:
-    """Save a column's plot; return Markdown lines for a report beside the folder.
-
-    The file is plot.png for "answer" and COLUMN_plot.png for others.
-
-    Args:
-        place: Folder of the figure.
-        df: Rows of one question.
-        column: Column to plot.
-        by: Column of the compared categories.
-
-    Raises:
-        UserError: It cannot be saved there.
-    """
-    from swarm.compare.plots import plot
-
-    name = "plot.png" if column == "answer" else f"{column_file_stem(column)}_plot.png"
-    try:
-        plot(
-            df,
-            "probs" if column == "answer" and "probs" in df else column,
-            by,
-            filename=place / name,
-        )
-    except InvalidArgument as error:
-        (place / name).unlink(missing_ok=True)
-        return ["", f"No figure: {escape_markdown(str(error))}."]
-    return ["", f"![{escape_markdown(column)}]({quote(place.name)}/{quote(name)})"]
-
-
-MAX_ROWS_SHOWN = 20
-"""Pairs and paraphrases shown in the report; the files contain all."""
+MAX_PAIRS_SHOWN = 20
+"""Pairs shown on the page; the files contain all."""
 
 MAX_ANSWERS_SHOWN = 10
 """Answers shown per category."""
 
-CONCLUSION_STARTS = ("Different at", "No difference", "Nothing could")
-
 JUDGE_COLUMN_SUFFIX = re.compile(r"_(question|raw_answer|probs)$")
+
+
+@dataclass
+class ColumnSection:
+    """Answers, or the verdicts of one judge.
+
+    Attributes:
+        category: Column by which they are compared.
+        figure: SVG element; empty without a figure.
+        conclusion: Differences that were found; empty if nothing was compared.
+        lines: Texts below the tables.
+    """
+
+    name: str
+    category: str
+    tables: list[TableBlock]
+    figure: str = ""
+    conclusion: str = ""
+    lines: list[str] = field(default_factory=list)
+
+
+@dataclass
+class QuestionSection:
+    """One question of a run.
+
+    Attributes:
+        counts: Texts about rows, failures and costs.
+        files: Names of its files in the folder of its name.
+    """
+
+    name: str
+    paraphrases: list[Any]
+    counts: list[str]
+    columns: list[ColumnSection]
+    files: list[str]
 
 
 def write_report(
@@ -78,7 +77,10 @@ def write_report(
     groups: Mapping[str, Sequence[str]] | None = None,
     title: str = "Compared models",
 ) -> str:
-    """Write report.md and each question's data, tables and figures.
+    """Write report.html and each question's data and tables.
+
+    `folder`/NAME contains data.jsonl and data.csv (dictionaries as JSON), and for each answered or
+    judged column COLUMN_summary.csv and COLUMN_differences.csv.
 
     Args:
         folder: Output folder.
@@ -92,65 +94,59 @@ def write_report(
     Raises:
         UserError: The folder cannot be written.
     """
-    method = (
-        "Intervals are 95 % ones by a bootstrap of models, paraphrases and samples; p values of "
-        "pairs are corrected by Holm's method over all pairs of one table. Answers that were "
-        "refused or failed are in no share and no mean; they are counted."
+    numbers = count()
+    questions = [
+        write_question(Path(folder) / name, name, df, numbers) for name, df in frames.items()
+    ]
+    page = load_template("report.html.j2", Path(__file__).parent).render(
+        title=title, groups=groups or {}, questions=questions
     )
-    lines = [f"# {escape_markdown(title)}", "", method, ""]
-    for group, models in (groups or {}).items():
-        lines.append(
-            f"- {escape_markdown(group)}: {', '.join(escape_markdown(model) for model in models)}"
-        )
-    found = []
-    for name, df in frames.items():
-        section = write_question_section(folder, name, df)
-        lines += ["", section]
-        found += [f"{name}: {line}" for line in _extract_conclusions(section)]
-    _write_text(Path(folder) / "report.md", "\n".join(lines))
-    return "\n".join(found)
+    _write_text(Path(folder) / "report.html", page)
+    return "\n".join(
+        f"{question.name}: {column.name}: {column.conclusion}"
+        for question in questions
+        for column in question.columns
+        if column.conclusion
+    )
 
 
-def _extract_conclusions(section: str) -> list[str]:
-    """Return the conclusions of each column: "COLUMN: Different at ..."."""
-    column, found = "", []
-    for line in section.splitlines():
-        if line.startswith("### "):
-            column = line.removeprefix("### ")
-        elif line.startswith(CONCLUSION_STARTS):
-            found.append(f"{column}: {line}")
-    return found
+def write_question(
+    folder: Path, name: str, df: "pd.DataFrame", numbers: "count[int]"
+) -> QuestionSection:
+    """Write one question's files and return its section.
 
-
-def write_question_section(folder: str | Path, name: str, df: "pd.DataFrame") -> str:
-    """Write one question's files and return its Markdown section of the report.
-
-    `folder`/NAME contains data.jsonl and data.csv (dictionaries as JSON), and for each answered or
-    judged column COLUMN_summary.csv, COLUMN_differences.csv and a plot (`save_plot`).
+    Args:
+        folder: Folder of the files.
+        name: Name of the question.
+        df: Its rows.
+        numbers: Numbers of the page's figures.
 
     Raises:
         UserError: The folder cannot be written.
     """
-    section_folder = Path(folder) / name
     rows = (
         json.dumps(to_json_value(row), ensure_ascii=False, default=str)
         for row in df.to_dict("records")
     )
-    _write_text(section_folder / "data.jsonl", "".join(f"{row}\n" for row in rows))
+    _write_text(folder / "data.jsonl", "".join(f"{row}\n" for row in rows))
     flat = df.apply(lambda column: to_hashable_column(column.astype(object)))
-    _write_text(section_folder / "data.csv", as_csv(flat))
-    sections = [
-        f"## {escape_markdown(name)}",
-        "",
-        *_format_paraphrases(df),
-        "",
-        *_format_counts(df),
-    ]
+    tables = {"data.csv": flat}
+    columns = []
     for column in find_answer_columns(df):
-        sections += ["", *_write_column_section(section_folder, df, column)]
-    files = " and ".join(_markdown_link(name, file) for file in ("data.jsonl", "data.csv"))
-    sections += ["", f"All answers: {files}."]
-    return "\n".join([*sections, ""])
+        section, found = compare_column(df, column)
+        columns.append(section)
+        start = re.sub(r"[^\w.-]", "_", column)
+        tables |= {f"{start}_{kind}.csv": table for kind, table in found.items()}
+        section.figure = _draw_column(df, section, next(numbers))
+    for left in folder.glob("*.csv"):  # of a former run with more groups or judges
+        if left.name not in tables:
+            left.unlink()
+    for file, table in tables.items():
+        _write_text(folder / file, as_csv(table))
+    asked = to_hashable_column(df["question"]).dropna() if "question" in df else df["answer"][:0]
+    return QuestionSection(
+        name, list(asked.unique()), count_rows(df), columns, ["data.jsonl", *tables]
+    )
 
 
 def as_csv(df: "pd.DataFrame") -> str:
@@ -169,31 +165,14 @@ def find_answer_columns(df: "pd.DataFrame") -> list[str]:
     return [name for name in ("answer", *judges) if name in df.columns]
 
 
-def _category_column(df: "pd.DataFrame") -> str:
-    """Return the column to compare by: groups, or models if there is one group."""
-    several = "group" in df and (df["group"].nunique() > 1 or "model" not in df)
-    return "group" if several else "model"
-
-
-def _format_paraphrases(df: "pd.DataFrame") -> list[str]:
-    paraphrases = (
-        list(to_hashable_column(df["question"]).dropna().unique()) if "question" in df else []
-    )
-    lines = [f"> {escape_markdown(str(one))}" for one in paraphrases[:MAX_ROWS_SHOWN]]
-    if len(paraphrases) > MAX_ROWS_SHOWN:
-        lines.append(f"> and {len(paraphrases) - MAX_ROWS_SHOWN} more")
-    spaced = [line for one in lines for line in (one, ">")][:-1]
-    return spaced
-
-
-def _format_counts(df: "pd.DataFrame") -> list[str]:
+def count_rows(df: "pd.DataFrame") -> list[str]:
     """Count rows, refusals and errors with their reasons; add cost and tokens if known."""
     failed = df["error"].notna() if "error" in df else df.index != df.index
     refused = int((df["answer"].isna() & ~failed).sum()) if "answer" in df else 0
     lines = [f"{len(df)} rows; {refused} refused or without an answer; {int(failed.sum())} failed."]
     if failed.any():
-        for reason, times in df["error"][failed].value_counts().head(5).items():
-            lines += ["", f"- {times} failed: {escape_markdown(str(reason))}"]
+        reasons = df["error"][failed].value_counts().head(5)
+        lines += [f"{times} failed: {reason}" for reason, times in reasons.items()]
     # The rows of a model in several groups are repeated, but were requested once.
     keys = [key for key in ("model", "paraphrase_ix", "sample") if key in df]
     once = df.drop_duplicates(keys) if "sample" in df else df
@@ -201,116 +180,107 @@ def _format_counts(df: "pd.DataFrame") -> list[str]:
     for column, label in (("prompt_tokens", "prompt tokens"), ("new_tokens", "new tokens")):
         if column in df:
             parts.append(f"{once[column].sum():,.0f} {label}")
-    return [*lines, "", f"Unjudged answers: {', '.join(parts)}."] if parts else lines
+    return [*lines, f"Unjudged answers: {', '.join(parts)}."] if parts else lines
 
 
-def _write_column_section(folder: Path, df: "pd.DataFrame", column: str) -> list[str]:
-    """Write one column's tables by group, or by model if there is one group."""
+def compare_column(
+    df: "pd.DataFrame", column: str
+) -> "tuple[ColumnSection, dict[str, pd.DataFrame]]":
+    """Compare groups, or models if there is one group.
+
+    Returns:
+        The section, and the tables "summary" and, of several groups, "differences".
+    """
     from swarm.stats.group_tests import pairwise
     from swarm.stats.summary_table import summary
 
-    category = _category_column(df)
-    files = [
-        f"{column_file_stem(column)}_{table_kind}.csv" for table_kind in ("summary", "differences")
-    ]
-    lines = [
-        f"### {escape_markdown(column)}",
-        *(save_plot(folder, df, column, category) if len(df) else ()),
-    ]
-    found = summary(df, column, category)
-    _write_text(folder / files[0], as_csv(found))
-    lines += ["", *_summary_table(found, category)]
-    if df[category].nunique() < 2:
-        (folder / files[1]).unlink(missing_ok=True)  # left by a former run with more groups
-        return [*lines, "", f"Whole table: {_markdown_link(folder.name, files[0])}."]
-    pairs = pairwise(df, column, category)
-    _write_text(folder / files[1], as_csv(pairs))
-    kind = infer_kind(df[column].dropna())
-    links = " and ".join(_markdown_link(folder.name, file) for file in files)
-    return [
-        *lines,
-        "",
-        *_pairs_table(pairs, kind == "mean"),
-        "",
-        *describe_differences(pairs),
-        "",
-        f"Whole tables: {links}.",
-    ]
+    several = "group" in df and (df["group"].nunique() > 1 or "model" not in df)
+    category = "group" if several else "model"
+    tables = {"summary": summary(df, column, category)}
+    section = ColumnSection(column, category, [_summary_table(tables["summary"], category)])
+    if df[category].nunique() > 1:
+        pairs = tables["differences"] = pairwise(df, column, category)
+        section.tables.append(_pairs_table(pairs, infer_kind(df[column].dropna()) == "mean"))
+        section.conclusion = describe_differences(pairs)
+        section.lines.append(section.conclusion)
+    return section, tables
 
 
-def _summary_table(found: "pd.DataFrame", category: str) -> list[str]:
+def _draw_column(df: "pd.DataFrame", section: ColumnSection, number: int) -> str:
+    """Return the column's figure; where there can be none, add the reason to the section."""
+    from markupsafe import Markup
+
+    from swarm.compare.plots import plot
+
+    column = "probs" if section.name == "answer" and "probs" in df else section.name
+    try:
+        return Markup(figure_to_element(plot(df, column, section.category), number))
+    except InvalidArgument as error:
+        section.lines.append(f"No figure: {error}.")
+        return ""
+
+
+def _summary_table(found: "pd.DataFrame", category: str) -> TableBlock:
     """Format the rows of each category; the first of them has the counts."""
     rows: list[list[str]] = []
     for name, part in found.groupby(category, sort=False):
         shown = part[(part["value"] != 0) | (part["answer"] == "mean")]
         cells = [
-            [escape_markdown(_shorten_answer(row["answer"])), _format_interval(row)]
+            [_shorten_answer(row["answer"]), _format_ends(row)]
             for row in shown.head(MAX_ANSWERS_SHOWN).to_dict("records")
         ]
         first = part.iloc[0]
         if not first["n"]:
             cells = [["–", "–"]]
         elif len(shown) > MAX_ANSWERS_SHOWN:
-            cells.append(
-                [
-                    f"{len(shown) - MAX_ANSWERS_SHOWN} more",
-                    format_number(shown["value"][MAX_ANSWERS_SHOWN:].sum()),
-                ]
-            )
+            rest = format_number(shown["value"][MAX_ANSWERS_SHOWN:].sum())
+            cells.append([f"{len(shown) - MAX_ANSWERS_SHOWN} more", rest])
         counts = [str(first[key]) for key in ("n", "refused", "errors")]
-        rows.append(
-            [escape_markdown(str(name)), *cells[0], *counts, escape_markdown(first["note"])]
-        )
+        rows.append([str(name), *cells[0], *counts, first["note"]])
         rows += [["", *one, "", "", "", ""] for one in cells[1:]]
-    return format_table(
-        [escape_markdown(category), "answer", "value", "n", "refused", "failed", "note"], rows
-    )
+    header = [category, "answer", "value", "n", "refused", "failed", "note"]
+    return TableBlock("Shares of the answers, or means.", header, rows)
 
 
-def _pairs_table(pairs: "pd.DataFrame", mean: bool) -> list[str]:
+def _pairs_table(pairs: "pd.DataFrame", mean: bool) -> TableBlock:
     rows = [
         [
-            f"{escape_markdown(str(row['a']))} – {escape_markdown(str(row['b']))}",
-            _format_interval(row, "difference"),
+            f"{row['a']} – {row['b']}",
+            _format_ends(row, "difference"),
             _format_p(row["p"]),
             _format_p(row["p_holm"]),
             f"{row['n_a']}, {row['n_b']}",
-            escape_markdown(row["test"]),
-            escape_markdown(row["note"]),
+            row["test"],
+            row["note"],
         ]
-        for row in pairs.sort_values("p_holm").head(MAX_ROWS_SHOWN).to_dict(orient="records")
+        for row in pairs.sort_values("p_holm").head(MAX_PAIRS_SHOWN).to_dict(orient="records")
     ]
     first = "difference of means" if mean else "distance of all shares"
-    return format_table(["pair", first, "p", "p (Holm)", "n", "test", "note"], rows)
+    return TableBlock("Pairs.", ["pair", first, "p", "p (Holm)", "n", "test", "note"], rows)
 
 
-def describe_differences(pairs: "pd.DataFrame") -> list[str]:
-    """Summarize the tests of pairs without overclaiming; lines begin with `CONCLUSION_STARTS`."""
+def describe_differences(pairs: "pd.DataFrame") -> str:
+    """Summarize the tests of pairs without overclaiming."""
     tested = pairs[pairs["p_holm"].notna()]
     if not len(tested):
-        return ["Nothing could be tested: too few answers."]
+        return "Nothing could be tested: too few answers."
     detected = tested[tested["p_holm"] <= 0.05]
     rest = len(tested) - len(detected)
     least = tested["note"].str.extract(r"no p value below (\S+) is")[0].astype(float)
     # Even the smallest possible p value would not be significant after Holm's correction.
     if bool((least * len(tested) > 0.05).all()):
-        return ["No difference could have been detected: too few answers."]
+        return "No difference could have been detected: too few answers."
     if not len(detected):
-        return ["No difference was detected. This does not show that there is none."]
-    names = [
-        f"{escape_markdown(str(r['a']))} and {escape_markdown(str(r['b']))}"
-        for r in detected.to_dict("records")
-    ]
+        return "No difference was detected. This does not show that there is none."
+    names = [f"{row['a']} and {row['b']}" for row in detected.to_dict("records")]
     more = f" and {len(names) - 5} more pairs" if len(names) > 5 else ""
     others = f" For {pluralize(rest, 'other pair')} no difference was detected." if rest else ""
-    return [f"Different at 5 %, corrected: {'; '.join(names[:5])}{more}.{others}"]
+    return f"Different at 5 %, corrected: {'; '.join(names[:5])}{more}.{others}"
 
 
-def _format_interval(row: Mapping[str, Any], column: str = "value") -> str:
-    value, low, high = row[column], row["low"], row["high"]
-    if math.isnan(low):
-        return format_number(value)
-    return f"{format_number(value)} [{format_number(low)}, {format_number(high)}]"
+def _format_ends(row: Mapping[str, Any], column: str = "value") -> str:
+    known = not math.isnan(row["low"])
+    return format_interval(row[column], (row["low"], row["high"]) if known else None)
 
 
 def _format_p(value: float) -> str:
@@ -321,15 +291,11 @@ def _format_cost(rows: "pd.DataFrame") -> str:
     """Format the cost of these answers; models without prices are listed."""
     models = rows["model"] if "model" in rows else rows["cost"] * 0
     costs = rows["cost"].astype(float).groupby(models).sum(min_count=1)
-    free = [escape_markdown(str(name)) for name in costs.index[costs.isna()]]
+    free = [str(name) for name in costs.index[costs.isna()]]
     if len(free) == len(costs):
         return "no price known"
     least = f"at least, as no price is known for {', '.join(free[:5])}" if free else ""
     return f"cost ${costs.sum():.{2 if costs.sum() >= 1 else 6}f} {least}".strip()
-
-
-def _markdown_link(folder: str, file: str) -> str:
-    return f"[{file}]({quote(folder)}/{quote(file)})"
 
 
 def _shorten_answer(answer: Any) -> str:

@@ -58,7 +58,7 @@ def run_file(
         print(found)
     failed = sum(int(frame["error"].notna().sum()) for frame in frames)
     rows = pluralize(sum(map(len, frames)), "row")
-    print(f"{rows}, {failed} with an error: {folder / 'report.md'}")
+    print(f"{rows}, {failed} with an error: {folder / 'report.html'}")
     first = shlex.quote(str(folder / questions[0].name / "data.jsonl"))
     print(f"browse them with: python -m swarm.compare view {first}", file=sys.stderr)
     return int(failed > 0)

@@ -44,12 +44,17 @@ FONTS = (
 
 
 def render_svg(chart: Chart, number: int = 0) -> str:
-    """Draw a chart with its legend as an element of a page.
+    """Draw a chart with its legend as an element of a page; see `figure_to_element`."""
+    return figure_to_element(draw_chart(chart), number)
+
+
+def figure_to_element(figure: "Figure", number: int = 0) -> str:
+    """Return a figure as an element of a page.
 
     Args:
         number: Its number in the page, which makes the ids of its parts unique.
     """
-    drawn = figure_to_bytes(draw_chart(chart), "svg").decode()
+    drawn = figure_to_bytes(figure, "svg").decode()
     svg = drawn[drawn.index("<svg") :]
     # Ids of paths that elements refer to; gradients and links are not drawn.
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>c{number}-", svg)
@@ -176,7 +181,8 @@ def figure_to_bytes(figure: "Figure", kind: str, **options: Any) -> bytes:
         rc_context({"svg.fonttype": "none", "svg.hashsalt": "swarm"}),
         warnings.catch_warnings(),
     ):
-        warnings.filterwarnings("ignore", message="Glyph")  # of a character that no font has
+        # A character that no font has, or axes that long labels squeeze.
+        warnings.filterwarnings("ignore", message="Glyph|constrained_layout")
         figure.savefig(drawn, format=kind, **options)
     return drawn.getvalue()
 

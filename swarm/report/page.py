@@ -83,26 +83,29 @@ def render_page(report: Report) -> str:
     """Render the complete page."""
     from markupsafe import Markup
 
-    style = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
     numbers = count()
 
     def draw(chart: Chart) -> Markup:
         return Markup(render_svg(chart, next(numbers)))
 
-    page: str = _template().render(
-        report=report, style=Markup(style), draw=draw, signs=VERDICT_SIGNS
-    )
+    page: str = load_template("page.html.j2").render(report=report, draw=draw, signs=VERDICT_SIGNS)
     return page
 
 
 def render_changed_items(block: ChangedItems) -> str:
     """Render items, each of which expands to the question and both texts."""
-    return str(_template("macros.html.j2").module.items(block))
+    return str(load_template("macros.html.j2").module.items(block))
 
 
 @cache
-def _template(name: str = "page.html.j2") -> Any:
+def load_template(name: str, folder: Path = Path(__file__).parent) -> Any:
+    """Return a template, which can use the macros and the `style` of this page.
+
+    Args:
+        folder: Folder of the template.
+    """
     from jinja2 import Environment, FileSystemLoader
+    from markupsafe import Markup
 
     def clean(value: Any) -> Any:
         """Replace what is not allowed in a page; text is escaped besides."""
@@ -111,9 +114,12 @@ def _template(name: str = "page.html.j2") -> Any:
         return value
 
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, finalize=clean
+        loader=FileSystemLoader([folder, Path(__file__).parent]), autoescape=True, finalize=clean
     )
-    environment.globals |= {"is_number": _is_number, "suffix": _value_suffix}
+    style = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
+    environment.globals |= {
+        "is_number": _is_number, "suffix": _value_suffix, "style": Markup(style)
+    }  # fmt: skip
     return environment.get_template(name)
 
 

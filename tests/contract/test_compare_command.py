@@ -60,17 +60,15 @@ def said(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
 def test_a_run_writes_data_plots_and_a_report(server: endpoints.Endpoint, said: Any) -> None:
     code, out, err = said("run", "birds.yaml", "-g", "x=a,b", "-g", "y=c")
     assert code == 0, err
-    assert "15 rows, 0 with an error: compare/birds/report.md" in out
+    assert "15 rows, 0 with an error: compare/birds/report.html" in out
     assert "birds: answer: " in out and "birds: own: " in out and "size: answer: " in out
     place = Path("compare/birds")
-    text = (place / "report.md").read_text()
-    assert "- x: a, b\n- y: c\n" in text and "## birds" in text and "### own" in text
-    pictures = [part.split(")")[0] for part in text.split("](")[1:] if ".png)" in part]
-    assert all((place / one).read_bytes().startswith(b"\x89PNG") for one in pictures)
-    assert {"birds/plot.png", "birds/own_plot.png", "size/plot.png"} <= set(pictures)
+    text = (place / "report.html").read_text()
+    assert "<li>x: a, b</li><li>y: c</li>" in text
+    assert "<h2>birds</h2>" in text and "<h3>own</h3>" in text and text.count("<svg") == 3
     rows = [json.loads(line) for line in (place / "birds/data.jsonl").read_text().splitlines()]
     assert [row["model"] for row in rows[::4]] == ["a", "b", "c"]
-    written = [path for path in place.rglob("*") if path.suffix in (".md", ".jsonl", ".csv")]
+    written = [path for path in place.rglob("*") if path.suffix in (".html", ".jsonl", ".csv")]
     assert compare_endpoint.KEY not in "".join(path.read_text() for path in written)
     code, _, err = said("view", "compare/birds/birds/data.jsonl", "--no-browser")
     assert code == 0 and "c wren" in (place / "birds/data.html").read_text(), err
@@ -84,7 +82,7 @@ def test_a_second_run_asks_what_is_new_and_replaces_the_folder(
     asked = len(server.asked)
     assert Path("7/size/answer_differences.csv").exists()
     more = ("--models", "a", "--samples", "3", "--workers", "2", "--timeout", "9.5")
-    assert said(*words, *more)[:2] == (0, "3 rows, 0 with an error: 7/report.md\n")
+    assert said(*words, *more)[:2] == (0, "3 rows, 0 with an error: 7/report.html\n")
     assert [one.body["model"] for one in server.asked[asked:]] == ["a", "a"], "two more samples"
     assert not Path("7/size/answer_differences.csv").exists(), "nothing is compared"
     assert (Config.max_workers, Config.timeout) == (100, 60), "of the run alone"
@@ -95,11 +93,11 @@ def test_failures_are_code_1_and_no_answer_leaves_the_folder(
 ) -> None:
     code, out, err = said("run", "birds.yaml", "--models", "a,broken", "--questions", "size")
     assert (code, "2 rows, 1 with an error" in out, "no such model" in err) == (1, True, True)
-    before = Path("compare/birds/report.md").read_bytes()
+    before = Path("compare/birds/report.html").read_bytes()
     assert b"1 failed" in before
     code, out, err = said("run", "birds.yaml", "--models", "broken", "--questions", "size")
     assert (code, out) == (1, "") and "compare/birds is unchanged" in err
-    assert Path("compare/birds/report.md").read_bytes() == before
+    assert Path("compare/birds/report.html").read_bytes() == before
 
 
 def test_a_dry_run_says_what_would_be_asked(server: endpoints.Endpoint, said: Any) -> None:

@@ -26,7 +26,7 @@ def test_a_run_and_its_page(tmp_path: Path) -> None:
 
     done = command("run", "q.yaml", "--models", "function/mine:echo", "--cache-dir", "cache")
     assert done.returncode == 0, done.stderr
-    assert "4 rows, 0 with an error: compare/q/report.md" in done.stdout
+    assert "4 rows, 0 with an error: compare/q/report.html" in done.stdout
     page = command("view", "compare/q/q/data.jsonl", "--no-browser", "--out", "page.html")
     assert page.returncode == 0, page.stderr
     assert "user: two" in (tmp_path / "page.html").read_text()

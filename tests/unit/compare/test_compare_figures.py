@@ -21,11 +21,8 @@ from swarm.compare.plots import (
     assign_fill_styles,
     judge_scores,
     plot,
-    probs_stacked_bar,
     rating_cumulative_plot,
-    text_colour_on,
 )
-from swarm.compare.report import save_plot
 from swarm.errors import InvalidArgument, UserError
 from swarm.stats.summary_table import summary
 
@@ -124,7 +121,7 @@ def test_tokens_fill_the_bar_with_what_was_not_seen() -> None:
     assert drawn == pytest.approx({"yes": 0.5, "no": 0.25, "maybe": 0.1, "[UNSEEN]": 0.15})
     assert sum(drawn.values()) == pytest.approx(1)
     own = df.rename(columns={"answer": "judge_probs"})
-    assert segments(probs_stacked_bar(own, "judge_probs", min_fraction=0.3))["a"] == pytest.approx(
+    assert segments(plot(own, "judge_probs", min_fraction=0.3))["a"] == pytest.approx(
         {"yes": 0.5, "[OTHER]": 0.35, "[UNSEEN]": 0.15}
     )
 
@@ -198,7 +195,7 @@ def test_text_of_any_kind_is_drawn() -> None:
     figure._repr_png_()  # type: ignore[attr-defined]
     told = texts(figure)
     assert "$5 and $6" in told and "naïve Ж" in told
-    assert any("…" in one and one.endswith("number 2") and len(one) <= 49 for one in told)
+    assert any("…" in one and one.endswith("number 2") and len(one) <= 48 for one in told)
     lists = frame({"a": [[{"type": "text"}], ["b"]]})
     assert '[{"type": "text"}]' in segments(plot(lists))["a"]
     by_list = segments(plot(lists, category_column="answer", answer_column="model"))
@@ -234,11 +231,10 @@ def test_wrong_arguments_are_one_line() -> None:
         plot(many)
 
 
-def test_no_two_looks_repeat_and_numbers_can_be_read() -> None:
+def test_no_two_looks_repeat() -> None:
     names = list(range(len(COLOURS) * len(HATCHES)))
     assert len(set(assign_fill_styles(names).values())) == len(names)
     assert assign_fill_styles(["x", "y"], {"x": COLOURS[0]})["y"].colour != COLOURS[0]
-    assert text_colour_on("#F0E442") == "black" and text_colour_on("#0072B2") == "white"
 
 
 def test_a_question_plots_frames_and_the_class_too() -> None:
@@ -247,8 +243,6 @@ def test_a_question_plots_frames_and_the_class_too() -> None:
         plot(df, "answer", "model", min_fraction=0.1)
     )
     assert segments(Question.plot(df, "model", selected_categories=["m-a"])).keys() == {"m-a"}
-    chosen = texts(plot(df, selected_paraphrase="two?"))
-    assert any(text.startswith("two?") for text in chosen)
     assert plot(frame({"a": ["x"]}))._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
 
 
@@ -272,7 +266,7 @@ def test_a_report_tells_what_was_asked_seen_and_lost(tmp_path: Path) -> None:
             answers("a", "m", ["x"] * 30 + ["y"] * 10 + [None]),
             answers("b", "n", ["x"] * 5 + ["y"] * 35),
             answers("c", "o", ["x"] * 6 + ["y"] * 34),
-            answers("c", "o", [None]).assign(error="the | server | is down"),
+            answers("c", "o", [None]).assign(error="the <b> server is down"),
         ]
     ).assign(cost=0.01, new_tokens=2, judge=50.0, judge_question="good?")
     told = report.write_report(tmp_path, {"song": df}, {"a": ["m"], "b": ["n"], "c": ["o"]})
@@ -281,17 +275,17 @@ def test_a_report_tells_what_was_asked_seen_and_lost(tmp_path: Path) -> None:
         "difference was detected.",
         "song: judge: No difference was detected. This does not show that there is none.",
     ]
-    text = (tmp_path / "report.md").read_text()
+    text = (tmp_path / "report.html").read_text()
     for told in (
-        "> question 0",
-        "- b: n",
+        '<blockquote dir="auto">question 0</blockquote>',
+        "<li>b: n</li>",
         "122 rows; 1 refused or without an answer; 1 failed.",
-        "- 1 failed: the \\| server \\| is down",
+        "1 failed: the &lt;b&gt; server is down",
         "cost $1.22, 244 new tokens",
         "Different at 5 %, corrected: a and b; a and c.",
-        "### judge",
-        "![answer](song/plot.png)",
-        "![judge](song/judge_plot.png)",
+        "<h3>judge</h3>",
+        'aria-label="judge by group"',
+        '<a href="song/judge_summary.csv">',
         "0.750 [0.598, 0.858]",
     ):
         assert told in text
@@ -304,10 +298,9 @@ def test_a_report_tells_what_was_asked_seen_and_lost(tmp_path: Path) -> None:
         "data.csv",
         "data.jsonl",
         "judge_differences.csv",
-        "judge_plot.png",
         "judge_summary.csv",
-        "plot.png",
     ]
+    assert text.count("<svg") == 2 and "<script" not in text
 
 
 def test_a_report_shows_models_by_paraphrases_and_is_written_anew(tmp_path: Path) -> None:
@@ -325,27 +318,25 @@ def test_a_report_shows_models_by_paraphrases_and_is_written_anew(tmp_path: Path
             for group, model, cost in (("a", "m", 0.001), ("b", "n (new)", None))
         ]
     )
-    told = report.write_question_section(tmp_path, "song(1)", df)
-    there = sorted(path.name for path in (tmp_path / "song(1)").glob("*.png"))
-    assert there == [
-        "mood_plot.png",
-        "plot.png",
-        "score_plot.png",
-    ]
-    assert "![score](song%281%29/score_plot.png)" in told
+    folder = tmp_path / "song(1)"
+    report.write_report(tmp_path, {"song(1)": df})
+    told = (tmp_path / "report.html").read_text()
+    assert told.count("<svg") == 3 and 'href="song%281%29/score_summary.csv"' in told
     assert "cost $0.036000 at least, as no price is known for n (new)." in told
-    assert "26 more |" in told and " 0.722 |" in told, "what is left of 36 moods"
-    free = report.write_question_section(tmp_path, "song(1)", df[df["group"] == "b"])
-    assert "no price known" in free and "$" not in free
-    assert not (tmp_path / "song(1)" / "answer_differences.csv").exists(), "a former run's"
+    assert "<td>26 more</td>" in told and ">0.722</td>" in told, "what is left of 36 moods"
+    assert (folder / "answer_differences.csv").exists()
+    report.write_report(tmp_path, {"song(1)": df[df["group"] == "b"]})
+    assert "no price known" in (tmp_path / "report.html").read_text()
+    assert not (folder / "answer_differences.csv").exists(), "a former run's"
     many = pd.concat([answers(f"g{i}", "m", [1.5, 2.5, 3.5]) for i in range(57)])
-    [_, line] = save_plot(tmp_path, many, "answer", "group")
-    assert line.startswith("No figure: 57 answers are more than can be distinguished")
+    report.write_report(tmp_path, {"q": many})
+    told = (tmp_path / "report.html").read_text()
+    assert "No figure: 57 answers are more than can be distinguished" in told
 
 
 def test_no_cell_of_a_table_is_a_formula(tmp_path: Path) -> None:
     df = answers("=g", "@m", ["=1+1", "-2", "b"])
-    report.write_question_section(tmp_path, "q", df)
+    report.write_report(tmp_path, {"q": df})
     for file in ("data.csv", "answer_summary.csv"):
         with (tmp_path / "q" / file).open(newline="") as told:
             cells = [cell for row in csv.reader(told) for cell in row]

@@ -193,7 +193,7 @@ def read_source(
         particle: For a search: use this particle's personal best.
         point: For a search: use this point of its front, saved to front/point_NUMBER in its folder.
         baseline: For a search: use this alternative of its verdict, `EXPERT` or a name of
-            `swarm.loop.final_metrics.BASELINE_LABELS`, saved to baselines/NAME in its folder.
+            `swarm.loop.final_evaluation.BASELINE_LABELS`, saved to baselines/NAME in its folder.
 
     Raises:
         UserError: It does not exist.

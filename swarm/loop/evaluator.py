@@ -107,7 +107,7 @@ class Evaluator:
         found = self._load_shared_scores(dict.fromkeys(rows), split, chosen)
         if todo := [row for row in dict.fromkeys(rows) if row not in found]:
             found |= self._run_jobs(todo, split, chosen)
-        return [[apply_scale(self._task, score) for score in found[row]] for row in rows]
+        return [[self._task.apply_scale(score) for score in found[row]] for row in rows]
 
     def compute_gradients(
         self,
@@ -277,11 +277,6 @@ def calibrate_scale(
     for mine in scores.values():
         mine.update({index: task.apply_scale(score) for index, score in mine.items()})
     return dict(scale)
-
-
-def apply_scale(task: Task, score: Score) -> Score:
-    """Return the score on the task's scale, if the task has one."""
-    return task.apply_scale(score)
 
 
 def scores_to_records(items: Sequence[Any], scores: Sequence[Score]) -> list[dict[str, Any]]:

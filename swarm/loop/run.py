@@ -32,11 +32,12 @@ from swarm.loop.evaluator import (
     scores_to_records,
     split_dev_holdout,
 )
-from swarm.loop.final_evaluation import FINALIST_COUNT, FinalEvaluation, ScoreFn
-from swarm.loop.final_metrics import (
+from swarm.loop.final_evaluation import (
+    FINALIST_COUNT,
     Baseline,
+    FinalEvaluation,
+    ScoreFn,
     encode_ensemble,
-    final_metrics,
     resolve_baselines,
 )
 from swarm.loop.identity import (
@@ -209,20 +210,7 @@ class Run:
         positions = self.optimizer.ask()  # [N, G * K]
         wanted, rows = self._choose_rows(positions, number, _gradient_cost(gradients))
         raced = self._evaluate(positions, rows, number)
-        if number == 0:
-            scale = calibrate_scale(self.task, raced.scores, self.pool.expert_count)
-            self.record.state["scale"] = scale
-
-        complete = raced.complete_scores()
-        utilities = np.full(len(positions), np.nan)
-        for i, scores in complete.items():
-            utilities[i] = self.task.utility(scores)
-        objectives = compute_objectives(self.task, complete, len(positions))
-        if self._item_routes is not None:
-            routes = mean_by_route(complete, self._item_routes, self.routes, len(positions))
-            self.optimizer.tell_routes(routes)
-        stopped = np.isin(np.arange(len(positions)), raced.stopped)
-        self.optimizer.tell(utilities, stopped, objectives)
+        utilities, objectives = self._tell(raced, len(positions))
 
         facts = raced.to_record(len(positions)) | {"beyond_budget": len(wanted) - len(rows)}
         facts |= gradients
@@ -230,8 +218,6 @@ class Run:
             facts["prompts_shared"] = self._evaluator.shared - shared
         if objectives is not None:
             facts["objectives"] = objectives_to_lists(objectives)
-            parts = count_items_by_subtask(self.task, next(iter(complete.values())))
-            self.record.state.setdefault("objectives", parts)
         facts |= self.limit.take_seconds()
         answers = self._answer_records(raced)
         self.record.add_iteration(positions, utilities, answers, self.optimizer.state_dict(), facts)
@@ -281,7 +267,30 @@ class Run:
             number,
         )
         self._known.fill_known_scores(raced.scores, positions, rows)
+        if number == 0:
+            scale = calibrate_scale(self.task, raced.scores, self.pool.expert_count)
+            self.record.state["scale"] = scale
         return raced
+
+    def _tell(self, raced: RaceResult, count: int) -> tuple[np.ndarray, np.ndarray | None]:
+        """Give the optimizer the numbers of N = `count` positions.
+
+        Returns:
+            Their utilities [N], NaN where not every item was scored, and their objectives.
+        """
+        complete = raced.complete_scores()
+        utilities = np.full(count, np.nan)
+        for i, scores in complete.items():
+            utilities[i] = self.task.utility(scores)
+        objectives = compute_objectives(self.task, complete, count)
+        if objectives is not None and "objectives" not in self.record.state:
+            parts = count_items_by_subtask(self.task, next(iter(complete.values())))
+            self.record.state["objectives"] = parts
+        if self._item_routes is not None:
+            routes = mean_by_route(complete, self._item_routes, self.routes, count)
+            self.optimizer.tell_routes(routes)
+        self.optimizer.tell(utilities, np.isin(np.arange(count), raced.stopped), objectives)
+        return utilities, objectives
 
     def _score_dev(
         self, positions: Sequence[Sequence[float]], items: Sequence[int]
@@ -542,7 +551,7 @@ class Run:
             ending.choose_bests()
             self.record.write_outputs(self.pool)
             ensemble, noise_floor = self.settings.ensemble, self.settings.noise_floor
-            verdict = final_metrics(ending, test, ensemble, noise_floor, front, baselines, settings)
+            verdict = ending.compare_models(test, ensemble, noise_floor, front, baselines, settings)
             self.record.state["verdict"] = verdict.to_dict()
             self.record.save_state()
             for name, value in verdict.original_names().items():

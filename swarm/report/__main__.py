@@ -8,13 +8,18 @@ from pathlib import Path
 import click
 
 from swarm._util.cli import run_program
+from swarm._util.options import CONTEXT, run_click
 from swarm.errors import UserError
 
 
-@click.command(epilog="The page report.html opens offline and prints; nothing else is written.")
+@click.command(
+    context_settings=CONTEXT,
+    no_args_is_help=True,
+    epilog="The page report.html opens offline and prints; nothing else is written.",
+)
 @click.argument("folders", nargs=-1, required=True, metavar="search/NAME...")
 @click.option("--json", "as_json", is_flag=True, help="Print the numbers as JSON, write no page.")
-def report(folders: tuple[str, ...], as_json: bool) -> None:
+def report(folders: tuple[str, ...], as_json: bool) -> int:
     """Write the report of finished or running searches into their folders."""
     from swarm.report import analyses, page
 
@@ -30,12 +35,12 @@ def report(folders: tuple[str, ...], as_json: bool) -> None:
         except UserError as error:  # continue with the other folders
             print(f"error: {error}", file=sys.stderr)
             code = error.code
-    sys.exit(code)
+    return code
 
 
-def main() -> None:
+def main() -> int:
     """Run the command."""
-    report.main(prog_name="python -m swarm.report")
+    return run_click(report, None, "python -m swarm.report")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ class Compared:
     """A model on dev and test, and how much better the best found is.
 
     Attributes:
-        name: `FOUND`, `EXPERT`, `CONSTANT` or a name of `swarm.loop.final_metrics.BASELINE_LABELS`.
+        name: `FOUND`, `EXPERT`, `CONSTANT` or one of `BASELINE_LABELS` (loop/final_evaluation.py).
         label: Its description, with what was chosen on dev in parentheses.
         dev, test: Its results; `None` if not scored there.
         gain: Utility of the best found minus that of this model on test, with the paired test;

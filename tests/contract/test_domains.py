@@ -18,7 +18,7 @@ from swarm.evaluation.evaluation import format_result
 from swarm.export.model_card import describe_numbers
 from swarm.finetune.run import domain_lines as by_domain_table
 from swarm.finetune.run import scores_table
-from swarm.loop.final_metrics import resolve_baselines
+from swarm.loop.final_evaluation import resolve_baselines
 from swarm.report.page import build_report, write_report
 from swarm.report.paired_comparison import PairedComparison, iterate_data_items
 from swarm.runs.folder import RunFolder, read_state

@@ -10,7 +10,6 @@ import pytest
 
 from swarm.loop.evaluator import scores_to_records
 from swarm.loop.final_evaluation import FinalEvaluation
-from swarm.loop.final_metrics import final_metrics
 from swarm.runs.folder import RunRecord, read_state
 from swarm.runs.verdict import Start, state_verdict
 from swarm.stats.significance import PairedTest
@@ -79,7 +78,7 @@ def test_a_best_found_that_is_worse_on_unused_items_is_replaced_by_the_start(
     rounds = [(EXPERTS, [[0, 1, 2, 3, 8, 9], [0]]), (moved, [range(8), [0]])]
     ending = ended(tmp_path / "run", task, rounds, unused=[8, 9])
     assert ending.choose_bests() == ((0, 0), (0, 0))
-    found = final_metrics(ending, test=False, ensemble=0, noise_floor=False)
+    found = ending.compare_models(test=False, ensemble=0, noise_floor=False)
     assert found.start == Start(True, "best of the first iteration: amber", ["all"], 1, None)
     test = Measured(0.6, 0.3, 0.8, 10)
     expert = replace(found.start_model, test=test, gain=PairedTest(0.0, 0.0, 0.0, 1.0, 10))
@@ -138,7 +137,7 @@ def test_each_kind_of_prompt_keeps_its_own_start(tmp_path: Path) -> None:
     again = RunRecord(record.folder)
     assert again.open_or_resume({"seed": 1}, ["amber", "birch"])
     assert len(again.iterations) == 3 and again.best_index() == (number, particle)
-    found = final_metrics(ending, test=False, ensemble=0, noise_floor=False)
+    found = ending.compare_models(test=False, ensemble=0, noise_floor=False)
     assert found.start.routes == ["kind 1"] and not found.start.whole
     again.reopen()
     assert len((read_state(record.folder) or {})["rounds"]) == 2

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from swarm.executors import JobResult
 from swarm.loop.evaluator import scores_to_records
-from swarm.loop.final_metrics import sum_scoring_costs
+from swarm.loop.final_evaluation import sum_scoring_costs
 from swarm.loop.terminal import Progress, SearchView, position_lines, render
 from swarm.merging.positions import describe_position
 from swarm.runs.folder import RunRecord

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from swarm._util.cli import run_program
 from swarm._util.options import CONTEXT, run_click
-from swarm._util.terminal import format_bytes
+from swarm._util.terminal import format_amount
 from swarm.errors import UserError
 from swarm.models import cache as kept
 from swarm.models.cache import Cache
@@ -65,13 +65,13 @@ def info(file: str | None) -> None:
         return
     parts = kept.stats_by_label(stored)
     total = _format_entries(sum(p.answers for p in parts), sum(p.bytes for p in parts))
-    size = format_bytes(stored.path.stat().st_size)
+    size = format_amount(stored.path.stat().st_size, "B")
     click.echo(f"{stored.path}: {total}, {size} on disk")
     table = Table("model", "responses", "size", "stored", box=None, pad_edge=False)
     for part in parts:
         days = " to ".join(dict.fromkeys(map(_format_date, (part.oldest, part.newest))))
         name = part.label or UNKNOWN_MODEL
-        table.add_row(name, f"{part.answers:,}", format_bytes(part.bytes), days)
+        table.add_row(name, f"{part.answers:,}", format_amount(part.bytes, "B"), days)
     print_table(table)
 
 
@@ -141,7 +141,7 @@ def _select_entries(stored: Cache, option: str, value: Any) -> kept.CacheFilter:
 
 
 def _format_entries(answers: int, bytes_: int) -> str:
-    return f"{answers:,} response{'s' * (answers != 1)} ({format_bytes(bytes_)})"
+    return f"{answers:,} response{'s' * (answers != 1)} ({format_amount(bytes_, 'B')})"
 
 
 def _format_date(moment: float) -> str:

@@ -196,16 +196,14 @@ def one_line_errors(name: str | None = "...") -> Iterator[None]:
 def run_program(main: Callable[[], Any]) -> NoReturn:
     """Run a module's `main` as a program, and exit with the code that it returns.
 
-    Ends with one line if the working folder was deleted or the output cannot be written; without a
-    line if the reader of the output has closed it, as in `| head -3`. Characters that the output's
-    encoding lacks are escaped.
+    Ends with one line if the output cannot be written; without a line if its reader has closed it,
+    as in `| head -3`. Characters that the output's encoding lacks are escaped.
     """
     for stream in (sys.stdout, sys.stderr):
         if reconfigure := getattr(stream, "reconfigure", None):
             reconfigure(errors="backslashreplace")
     try:
         try:
-            os.getcwd()
             code = main()
         except SystemExit as end:
             code = end.code
@@ -217,24 +215,12 @@ def run_program(main: Callable[[], Any]) -> NoReturn:
         if not _discard_stdout(only_closed=True):
             raise
         code = 1
-    except FileNotFoundError:
-        if _has_working_folder():
-            raise
-        exit_with_error(UserError("the working folder was deleted; change to another one with cd"))
     except OSError as error:
         if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         _discard_stdout()
         exit_with_error(UserError(f"cannot write the output: {error.strerror}"))
     sys.exit(code)
-
-
-def _has_working_folder() -> bool:
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        return False
-    return True
 
 
 def _discard_stdout(only_closed: bool = False) -> bool:

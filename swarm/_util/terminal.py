@@ -88,14 +88,6 @@ def format_amount(number: float, unit: str = "") -> str:
     return f"{number:.3g} {letter}{unit}".rstrip()
 
 
-def format_bytes(number: int) -> str:
-    """Format a size in decimal units: "1.5 MB"."""
-    for unit, one in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if number >= one:
-            return f"{number / one:.1f} {unit}"
-    return f"{number} bytes"
-
-
 def format_cost(cost: float | None, unpriced: int = 0, noun: str = "call") -> str:
     """Format a cost in the currency of the prices, and what it lacks.
 

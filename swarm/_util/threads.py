@@ -8,11 +8,10 @@ until it has arrived.
 import ast
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -39,10 +38,6 @@ def parse_python(text: str) -> ast.Module:
 
 class Cancelled(Exception):
     """The consumer of a stream has closed it."""
-
-
-class StreamTimeout(Exception):
-    """A stream did not end in time."""
 
 
 def start_thread(
@@ -126,9 +121,7 @@ def run_concurrently(
         pending.clear()
 
 
-def stream_from_thread(
-    run: Callable[[Callable[[P], None]], T], name: str, timeout: float | None = None
-) -> Generator[P, None, T]:
+def stream_from_thread(run: Callable[[Callable[[P], None]], T], name: str) -> Generator[P, None, T]:
     """Run a function in a new thread; yield the items that it emits, and return its result.
 
     Closing the generator ends the function at the next item, by the exception `Cancelled`.
@@ -136,10 +129,8 @@ def stream_from_thread(
     Args:
         run: Called with the function that emits an item.
         name: Name of the thread.
-        timeout: Seconds until the result is due; `None` is no limit.
 
     Raises:
-        StreamTimeout: The function did not return in time.
         BaseException: Exception of the function.
     """
     items: SimpleQueue[P] = SimpleQueue()
@@ -151,7 +142,7 @@ def stream_from_thread(
         items.put(item)
 
     try:
-        return (yield from _iterate_until_done(items, submit(run, emit, name=name), timeout))
+        return (yield from _iterate_until_done(items, submit(run, emit, name=name)))
     finally:
         closed.set()
 
@@ -167,20 +158,12 @@ def forward_items(items: Generator[P, None, T], emit: Callable[[P], object]) -> 
         emit(item)
 
 
-def _iterate_until_done(
-    items: "SimpleQueue[P]", future: "Future[T]", timeout: float | None = None
-) -> Generator[P, None, T]:
+def _iterate_until_done(items: "SimpleQueue[P]", future: "Future[T]") -> Generator[P, None, T]:
     """Yield the items of a queue until a future is done; return the future's result."""
-    end = None if timeout is None else time.monotonic() + timeout
     future.add_done_callback(lambda _: items.put(STREAM_END))
-    while True:
-        try:
-            item = items.get(timeout=None if end is None else max(0.0, end - time.monotonic()))
-        except Empty:
-            raise StreamTimeout from None
-        if item is STREAM_END:
-            return future.result()
+    while (item := items.get()) is not STREAM_END:
         yield item
+    return future.result()
 
 
 class PeriodicThread:

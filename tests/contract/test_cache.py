@@ -228,13 +228,13 @@ def kept(tmp_path: Path) -> str:
 def test_info(kept: str, capsys: pytest.CaptureFixture[str]) -> None:
     entry.main(["info", "--file", kept])
     first, *lines = capsys.readouterr().out.splitlines()
-    assert first.startswith(f"{kept}: 4 responses (5.0 kB), ") and first.endswith(" on disk")
+    assert first.startswith(f"{kept}: 4 responses (5.03 kB), ") and first.endswith(" on disk")
     today = time.strftime("%Y-%m-%d")
     assert [" ".join(line.split()) for line in lines] == [
         "model responses size stored",
-        "gpt-old 1 3.0 kB 2020-01-01",
-        f"gpt-new 2 2.0 kB {today}",
-        "unknown 1 9 bytes 2020-01-01",
+        "gpt-old 1 3.01 kB 2020-01-01",
+        f"gpt-new 2 2.01 kB {today}",
+        "unknown 1 9 B 2020-01-01",
     ]
 
 

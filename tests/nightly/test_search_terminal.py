@@ -70,16 +70,9 @@ def test_the_list_has_flags_and_runs_a_command() -> None:
     assert report.returncode == 1 and "search/none contains no search" in report.stderr
 
 
-@pytest.mark.parametrize(
-    ("shell", "words"),
-    [
-        ("mkdir gone && cd gone && rmdir ../gone && exec $0 -m $1 --help", "folder was deleted"),
-        ("exec $0 -m $1 --help > /dev/full", "cannot write the output: No space left on device"),
-    ],
-)
-def test_every_command_without_a_folder_or_an_output_ends_with_one_line(
-    shell: str, words: str, tmp_path: Path
-) -> None:
+def test_every_command_without_an_output_ends_with_one_line(tmp_path: Path) -> None:
+    shell = "exec $0 -m $1 --help > /dev/full"
+    words = "cannot write the output: No space left on device"
     environment = searches.environment()
     environment.pop("PYTHONUNBUFFERED", None)  # argparse ignores errors of an unbuffered output
     for name in ("swarm", *(f"swarm.{one.name}" for one in list_commands())):

@@ -12,7 +12,6 @@ from swarm._util.threads import (
     Cancelled,
     EventLoopThread,
     PeriodicThread,
-    StreamTimeout,
     run_concurrently,
     run_in_thread,
     start_thread,
@@ -132,18 +131,6 @@ def test_a_closed_stream_ends_its_function_at_the_next_item() -> None:
     stream.close()
     goes_on.set()
     assert ended.wait(5) and len(outcomes) == 1
-
-
-def test_a_stream_has_a_time_limit_over_all_items() -> None:
-    def run(emit: Callable[[int], None]) -> None:
-        for n in range(200):
-            emit(n)
-            time.sleep(0.02)
-
-    began = time.monotonic()
-    with pytest.raises(StreamTimeout):
-        list(stream_from_thread(run, "stream", timeout=0.1))
-    assert 0.1 <= time.monotonic() - began < 2
 
 
 def test_a_periodic_thread_calls_until_it_is_closed() -> None:

@@ -261,7 +261,7 @@ quorum: 2
         ("proposers: [a]\nagregator: b", "aggregator: is missing"),
         ("proposers: [5]\naggregator: b", r"proposers\[0\]=5: must be a list, each a mapping of "),
         ("proposers: [a", "cannot be read: while parsing"),
-        ("", "=null: must be a mapping"),
+        ("", "null: must be a mapping"),
     ],
 )
 def test_a_wrong_preset_is_named(text: str, message: str, tmp_path: Path) -> None:

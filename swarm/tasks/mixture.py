@@ -168,9 +168,6 @@ class Mixture(Task):
 
         Weighted so that the mean loss over all dev items is the mean of the parts' mean losses, by
         the `weights` if given; every other combination weights the parts equally.
-
-        Raises:
-            UserError: A part has no gold answers.
         """
         sizes = {part: len(task.items("dev")) for part, task in self.tasks.items()}
         shares = self.weights or dict.fromkeys(sizes, 1.0)

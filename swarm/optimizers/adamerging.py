@@ -128,8 +128,6 @@ class AdaMerging(Optimizer):
         first = int(self.count[0]) * self.batch
         for index in range(first, first + self.batch):
             epoch, offset = divmod(index, items)
-            order = random_streams.counter_rng(self.seed, epoch, 0, MINIBATCH_STREAM).permutation(
-                items
-            )
-            found.append(int(order[offset]))
+            draw = random_streams.counter_rng(self.seed, epoch, 0, MINIBATCH_STREAM)
+            found.append(int(draw.permutation(items)[offset]))
         return tuple(found)

@@ -361,9 +361,11 @@ class Optimizer:
         self.positions = freeze_array(positions)
         self.evaluate = np.isin(np.arange(len(positions)), replaced)
 
-    def _iteration_rng(self, purpose: int = OPTIMIZER_STREAM) -> np.random.Generator:
-        """Return a generator for this iteration, independent of other iterations and purposes."""
-        return random_streams.counter_rng(self.seed, self.iteration, 0, purpose)
+    def _iteration_rng(
+        self, purpose: int = OPTIMIZER_STREAM, particle: int = 0
+    ) -> np.random.Generator:
+        """Return a generator for this iteration, independent of others, particles and purposes."""
+        return random_streams.counter_rng(self.seed, self.iteration, particle, purpose)
 
 
 class HistoryOptimizer(Optimizer):

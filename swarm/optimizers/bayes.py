@@ -8,8 +8,7 @@ import numpy as np
 
 from swarm._util.settings import Positive, PositiveNumber, checked
 from swarm.errors import UserError, install_command
-from swarm.optimizers import random_streams
-from swarm.optimizers.base import OPTIMIZER_STREAM, CoefficientBounds, Particles, Rows
+from swarm.optimizers.base import CoefficientBounds, Particles, Rows
 from swarm.optimizers.static_merges import WarmStartOptimizer
 
 if TYPE_CHECKING:
@@ -94,25 +93,19 @@ class BayesianSearch(WarmStartOptimizer):
         else:
             inside = (np.abs(points) <= self.reach).all(axis=1)
             points, utilities = points[inside], utilities[inside]
-        study, box = (
-            self._build_study(points, utilities),
-            self._search_distributions(points.shape[1]),
-        )
+        study = self._build_study(points, utilities)
+        box = self._search_distributions(points.shape[1])
         trials = [study.ask(box) for _ in range(min(self.batch, len(self.positions)))]
         found = np.array([[*trial.params.values()] for trial in trials])
-        return (
-            self._search_bounds().to_positions(found)
-            if self.sum_to_one
-            else self.best_start + found
-        )
+        if self.sum_to_one:
+            return self._search_bounds().to_positions(found)
+        return self.best_start + found
 
     def _to_points(self, rows: np.ndarray) -> np.ndarray:
         """Convert positions to coordinates [M, D], with 0 at the centre of the box."""
-        return (
-            self._search_bounds().to_coordinates(rows)
-            if self.sum_to_one
-            else rows - self.best_start
-        )
+        if self.sum_to_one:
+            return self._search_bounds().to_coordinates(rows)
+        return rows - self.best_start
 
     def _search_bounds(self) -> CoefficientBounds:
         return CoefficientBounds(self.experts, -np.inf, np.inf, groups=self.groups)
@@ -140,11 +133,7 @@ class BayesianSearch(WarmStartOptimizer):
     def _build_sampler(self) -> "BaseSampler":
         from optuna.samplers import GPSampler, TPESampler
 
-        word = int(
-            random_streams.counter_rng(self.seed, self.iteration, 0, OPTIMIZER_STREAM).integers(
-                2**31
-            )
-        )
+        word = int(self._iteration_rng().integers(2**31))
         if self.sampler == "gp":
             return GPSampler(seed=word)
         return TPESampler(seed=word, multivariate=True, constant_liar=True)

@@ -139,10 +139,7 @@ class CMAES(WarmStartOptimizer):
 
     def _sample_position(self, particle: int) -> np.ndarray:
         """Sample a position inside the bounds, [G x K]."""
-        word = random_streams.counter_rng(
-            self.seed, self.iteration, particle, OPTIMIZER_STREAM
-        ).integers(2**32)
-        self._cma.reseed_rng(int(word))
+        self._cma.reseed_rng(int(self._iteration_rng(particle=particle).integers(2**32)))
         for _ in range(MAX_REDRAWS):
             row = self._region.to_positions(self._cma.ask())
             if self._region.contains(row):

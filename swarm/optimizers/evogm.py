@@ -118,16 +118,12 @@ class EvolutionaryGenerator(Optimizer):
         self.utilities = np.append(self.utilities, utilities[measured])
         self.round_ends = np.append(self.round_ends, len(self.rows))
         if self._round_phase() == 0:
-            known = np.where(measured, utilities, self.member_utilities)
-            self.member_utilities = known
+            self.member_utilities = np.where(measured, utilities, self.member_utilities)
             return
         everyone = np.vstack([self.members, self.proposals])
         values = np.append(self.member_utilities, utilities)
         best = rank_descending(values)[: len(self.members)]
-        self.members, self.member_utilities = (
-            everyone[best],
-            values[best],
-        )
+        self.members, self.member_utilities = everyone[best], values[best]
 
     def _restore_state(self) -> None:
         self.rows = self.rows.reshape(-1, self.positions.shape[1])
@@ -148,10 +144,7 @@ class EvolutionaryGenerator(Optimizer):
         self.proposals = self.members = self._draw_population(len(self.members))
         self.member_utilities = known
         measured = np.isfinite(known)
-        self.rows, self.utilities = (
-            self.members[measured],
-            known[measured],
-        )
+        self.rows, self.utilities = self.members[measured], known[measured]
 
     def _draw_population(self, count: int) -> np.ndarray:
         """Return vectors [count, G x K] that start a round: basis, its mean, uniform samples."""

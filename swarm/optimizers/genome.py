@@ -156,8 +156,7 @@ class Genome(Optimizer):
         self.utilities = np.where(measured, utilities, self.utilities)
         better = measured & ~(utilities <= self.own_utilities)
         self.own_positions = np.where(better[:, None], self.positions, self.own_positions)
-        best = np.where(better, utilities, self.own_utilities)
-        self.own_utilities = best
+        self.own_utilities = np.where(better, utilities, self.own_utilities)
 
     def _select_survivors(self, utilities: np.ndarray) -> None:
         """Select N of members and offspring: the elite, then a roulette without replacement."""
@@ -176,8 +175,7 @@ class Genome(Optimizer):
         self.velocities = np.vstack([self.velocities, 0 * children])[kept]
         self.own_positions = np.vstack([self.own_positions, children])[kept]
         self.utilities = everyone[kept]
-        best = np.append(self.own_utilities, utilities[born])
-        self.own_utilities = best[kept]
+        self.own_utilities = np.append(self.own_utilities, utilities[born])[kept]
 
     def _update_extremes(self, utilities: np.ndarray) -> None:
         if np.isfinite(utilities).any():

@@ -87,12 +87,8 @@ class MergeEvolve(Optimizer):
         return np.vstack([self.theta, self.theta + self.sigma * noise])
 
     def _update_state(self, utilities: np.ndarray) -> None:
-        theta = (
-            self._merge_experts(utilities)
-            if self.iteration == 0
-            else self._gradient_step(utilities)
-        )
-        self.theta = theta
+        first = self.iteration == 0
+        self.theta = (self._merge_experts if first else self._gradient_step)(utilities)
 
     def _merge_experts(self, utilities: np.ndarray) -> np.ndarray:
         """Return the merged model, [G x K], without unmeasured experts."""

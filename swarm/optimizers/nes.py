@@ -6,9 +6,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from swarm._util.settings import Positive, PositiveNumber, checked
-from swarm.optimizers import random_streams
 from swarm.optimizers.base import (
-    OPTIMIZER_STREAM,
     CoefficientBounds,
     High,
     Low,
@@ -131,10 +129,7 @@ class NaturalEvolution(WarmStartOptimizer):
 
     def _draw_noise(self) -> np.ndarray:
         """Draw e of each pair of this iteration, [P / 2, D]."""
-        each = [
-            random_streams.counter_rng(self.seed, self.iteration, pair, OPTIMIZER_STREAM)
-            for pair in range(self._pair_count)
-        ]
+        each = [self._iteration_rng(particle=pair) for pair in range(self._pair_count)]
         return np.array([draw.normal(size=len(self.mean)) for draw in each])
 
     def _search_bounds(self) -> CoefficientBounds:

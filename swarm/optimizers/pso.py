@@ -188,7 +188,7 @@ class ParticleSwarm(Optimizer):
         x = self.positions
         if self.starting_velocity != "random":  # "best" is set after the first utilities
             return np.zeros_like(x)
-        draws = [self._particle_rng(i, random_streams.PARTNER) for i in range(len(x))]
+        draws = [self._iteration_rng(random_streams.PARTNER, i) for i in range(len(x))]
         partner = [random_streams.sample_other(i, len(x), draw) for i, draw in enumerate(draws)]
         return np.asarray(x[partner] - x)
 
@@ -218,7 +218,7 @@ class ParticleSwarm(Optimizer):
         phi = np.array([self.inertia, self.cognitive, self.social, self.repel])
         r = np.ones((len(self.evaluate), 4, self.groups))
         if self.weight_randomness:
-            draws = [self._particle_rng(i, random_streams.WEIGHTS) for i in range(len(r))]
+            draws = [self._iteration_rng(random_streams.WEIGHTS, i) for i in range(len(r))]
             r = 1.0 - np.array([draw.random(r.shape[1:]) for draw in draws])  # (0, 1]: C is not 0
         weights = r * phi[:, None]
         total = weights.sum(axis=1, keepdims=True)
@@ -242,15 +242,12 @@ class ParticleSwarm(Optimizer):
     def _evaluation_mask(self) -> np.ndarray:
         """Return [N] bool: the particles to evaluate (drop-K, drop-N); the others move too."""
         count = len(self.evaluate)
-        if self._particle_rng(0, random_streams.DROP_ITERATION).random() < self.drop_iteration:
+        if self._iteration_rng(random_streams.DROP_ITERATION).random() < self.drop_iteration:
             return np.zeros(count, bool)
         if self.drop_particle == 0:
             return np.ones(count, bool)
-        draws = [self._particle_rng(i, random_streams.DROP_PARTICLE) for i in range(count)]
+        draws = [self._iteration_rng(random_streams.DROP_PARTICLE, i) for i in range(count)]
         return np.array([draw.random() for draw in draws]) >= self.drop_particle
-
-    def _particle_rng(self, particle: int, purpose: int) -> np.random.Generator:
-        return random_streams.counter_rng(self.seed, self.iteration, particle, purpose)
 
     def _update_state(self, utilities: np.ndarray) -> None:
         self._update_personal_bests(utilities)

@@ -82,8 +82,7 @@ class PSOMerging(Optimizer):
     def _update_state(self, utilities: np.ndarray) -> None:
         better = np.isfinite(utilities) & ~(utilities <= self.own_utilities)
         self.own_positions = np.where(better[:, None], self.positions, self.own_positions)
-        best = np.where(better, utilities, self.own_utilities)
-        self.own_utilities = best
+        self.own_utilities = np.where(better, utilities, self.own_utilities)
 
     def _best_positions(self) -> np.ndarray:
         """Return the swarm's best, [G x K]; without one each particle's position, [N, G x K]."""

@@ -73,7 +73,9 @@ class Pool:
     and recipes follow. The arguments are the keys pool.*, explained in docs/pool.md.
 
     Available after `open`: `names` (K), `groups` (G), `modules` (name of the module -> (in, out,
-    rank) of a combination, sorted by name) and `rank`, the highest of them.
+    rank) of a combination, sorted by name), `rank`, the highest of them, and `expert_count`, the
+    number of first rows that are experts of the folder. `division` is the value of pool.groups in
+    effect.
 
     Raises:
         UserError: A value is invalid; no file has been opened.
@@ -109,7 +111,7 @@ class Pool:
             raise UserError(f"pool.recipes={list(recipes)}: names one more than once")
         self.folder = find_path(folder)
         self.experts = None if experts is None else list(experts)
-        self.space, self.export_rank, self._division = space, export_rank, groups
+        self.space, self.export_rank, self.division = space, export_rank, groups
         self._base_check = base
         self.router: PromptRouter | None = None
         self._routes: int | str | None = None
@@ -128,7 +130,7 @@ class Pool:
         self._rows: list[PoolRow] = []
         self._group_of: dict[str, int] = {}
         self._files: list[Adapter] = []
-        self._experts = 0
+        self.expert_count = 0
         self._base_name: str | None = None
 
     @property
@@ -139,7 +141,7 @@ class Pool:
             "experts": self.experts,
             "space": self.space,
             "export_rank": self.export_rank,
-            "groups": self._division,
+            "groups": self.division,
             **vars(self._extra),
             "elites": self._elites,
             "elite_count": self._elite_count,
@@ -151,11 +153,6 @@ class Pool:
         """Pickle the settings only; a worker opens its own files."""
         return partial(Pool, **self.settings), ()
 
-    @property
-    def division(self) -> GroupKind:
-        """Value of pool.groups in effect."""
-        return self._division
-
     def divide(self, gradients: bool) -> None:
         """Resolve pool.groups=auto; must be called before `open`.
 
@@ -163,8 +160,8 @@ class Pool:
             gradients: Whether a search has gradients for the coefficients: it can then learn those
                 of each module, while a black box of so many dimensions could not be searched.
         """
-        if self._division == AUTO:
-            self._division = "per_module" if gradients else "global"
+        if self.division == AUTO:
+            self.division = "per_module" if gradients else "global"
 
     def route(self, prompts: Sequence[str], routed: bool) -> None:
         """Resolve pool.routes by dev prompts; must be called before `open`.
@@ -197,11 +194,6 @@ class Pool:
         return [vector[start : start + size] for start in range(0, len(vector), size)]
 
     @property
-    def expert_count(self) -> int:
-        """Number of first rows that are experts of the folder."""
-        return self._experts
-
-    @property
     def size(self) -> int:
         """Number D of weights of one combination."""
         return sum(rank * (inputs + outputs) for inputs, outputs, rank in self.modules.values())
@@ -222,7 +214,7 @@ class Pool:
         names = find_experts(self.folder, self.experts)
         experts = [read_adapter(self.folder / name) for name in names]
         elites = self._elites and load_elites(find_path(self._elites), self._elite_count, names)
-        self._files, self._experts = [*experts, *(elites or ())], len(experts)
+        self._files, self.expert_count = [*experts, *(elites or ())], len(experts)
         shapes = check_compatible(self._files, base, self._base_check)
         before = self._extra.before_elites(experts)
         after = self._extra.after_elites(experts, self.space)
@@ -240,7 +232,7 @@ class Pool:
             name: (*shapes[name], sum(found) if self.space == "delta" else self.rank)
             for name, found in ranks.items()
         }
-        groups, self._group_of = divide_modules(list(self.modules), self._division)
+        groups, self._group_of = divide_modules(list(self.modules), self.division)
         self.groups = route_group_names(self.router.names if self.router else (), groups)
         self._base_name = name_of(base)
         return self
@@ -427,7 +419,7 @@ class Pool:
 
     def parts(self) -> dict[str, list[Path]]:
         """Return the files of the open pool, by sub-folder as in `with_folder`."""
-        names = [one.name for one in self._files[: self._experts]]
+        names = [one.name for one in self._files[: self.expert_count]]
         names += [
             "/".join((ELITES_FOLDER, *one.folder.parts[-2:])) for one in self._files[len(names) :]
         ]

@@ -3,10 +3,9 @@
 import json
 import math
 import shutil
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import commands
@@ -15,6 +14,7 @@ import pytest
 import searches
 import tiny
 import torch
+from test_descent import finish
 
 from swarm.engine import gradient
 from swarm.engine.base_model import BaseModel
@@ -22,7 +22,6 @@ from swarm.engine.gradient import TokenizedExample, batch_examples, can_pack_cho
 from swarm.engine.hf import HFEngine
 from swarm.errors import UserError
 from swarm.models.base import Example, Request
-from swarm.optimizers.base import LossRequest
 from swarm.optimizers.gradient import Descent
 from swarm.pool.pool import Pool
 from swarm.runs.folder import read_state
@@ -280,113 +279,6 @@ def test_the_likeliest_text_has_the_greatest_share(
         ]
         assert sum(math.exp(-loss) for loss in losses) == pytest.approx(1, abs=1e-5)
         assert score.answer == list(item["choices"])[int(np.argmin(losses))]
-
-
-def finish(course: Generator[Any, Any, Any], answer: Callable[[Any], Any]) -> Any:
-    """Answer what a generator yields to its end; return its value."""
-    try:
-        wanted = next(course)
-        while True:
-            wanted = course.send(answer(wanted))
-    except StopIteration as end:
-        return end.value
-
-
-def slopes(wanted: Sequence[LossRequest], slope: Callable[[np.ndarray], np.ndarray]) -> list[Any]:
-    return [SimpleNamespace(loss=0.0, slope=slope(one.position)) for one in wanted]
-
-
-def answers(wanted: Sequence[LossRequest]) -> list[Any]:
-    """Of a bowl around (1, 0, 0, 0)."""
-    found = []
-    for one in wanted:
-        apart = one.position - np.eye(4)[0]
-        found.append(SimpleNamespace(loss=float(apart @ apart), slope=2 * apart))
-    return found
-
-
-def test_a_particle_never_learns_from_what_it_holds_out() -> None:
-    descent = Descent(steps=12, batch=5, holdout=0.25)
-    descent.start(3, 1, 4, seed=0)
-    course = descent.descend(np.full((3, 4), 0.25), [0, 1, 2], 20)
-    learnt: list[set[int]] = [set(), set(), set()]
-    wanted = next(course)
-    while wanted[0].slope:
-        for mine, one in zip(learnt, wanted, strict=True):
-            mine.update(one.items)
-        wanted = course.send(answers(wanted))
-    held = [set(one.items) for one in wanted[:3]]
-    assert [len(one) for one in held] == [5, 5, 5] and len(set.union(*held)) == 15
-    for mine, kept in zip(learnt, held, strict=True):
-        assert mine | kept == set(range(20)) and not mine & kept
-    assert not wanted[0].slope and len(wanted) == 3
-    assert descent.items_without_gradient(20) == (), "each item is learnt by some particle"
-    descent.count[:] = [0, 7, 0]
-    assert set(descent.items_without_gradient(20)) == held[1]
-
-
-def test_where_the_held_out_loss_rises_a_particle_halves_its_rate_and_then_rests() -> None:
-    descent = Descent(steps=2, batch=5, holdout=0.5)
-    descent.start(1, 1, 4, seed=0)
-    x = np.full((1, 4), 0.25)
-    losses, factors = [0.5, 0.6, 0.4, 0.4, 0.4, 0.4], [1.0, 0.5, 0.5, 0.25, 0.125, 0.0625]
-    for loss, factor in zip(losses, factors, strict=True):
-
-        def answer(wanted: Sequence[LossRequest], loss: float = loss) -> list[Any]:
-            said = answers(wanted)
-            if not wanted[0].slope:
-                said[0].loss = loss
-            return said
-
-        moved = finish(descent.descend(x, [0], 10), answer)
-        assert not np.array_equal(moved, x)
-        x = moved
-        assert descent.rate_factor[0] == factor
-    np.testing.assert_array_equal(finish(descent.descend(x, [0], 10), answers), x)
-
-
-def test_a_descent_learns_groups_apart() -> None:
-    """Two groups whose optima differ, from a start between them."""
-    optimum = np.array([1.0, 0.0, 0.0, 1.0])
-    descent = Descent(steps=60, batch=4, holdout=0.0, fine_rate=1.0, rate=0.05)
-    descent.start(1, 2, 2, seed=0)
-    course = descent.descend(np.full((1, 4), 0.5), [0], 8)
-    found = finish(course, lambda wanted: slopes(wanted, lambda x: 2 * (x - optimum)))[0]
-    np.testing.assert_allclose(found, optimum, atol=0.1)
-
-
-@pytest.mark.parametrize(("items", "alike"), [(59, True), (60, False)])
-def test_routes_that_begin_alike_learn_as_one_from_few_items(items: int, alike: bool) -> None:
-    """Three routes, of which the first two have one start and different optima."""
-    optimum = np.array([1.0, 0.0, 0.0, 1.0, 0.25, 0.75])
-    descent = Descent(steps=80, batch=4, holdout=0.0, rate=0.05, warmup=0, route_pull=0.0)
-    descent.start(1, 3, 2, seed=0, routes=3)
-    course = descent.descend(np.array([[0.8, 0.2, 0.8, 0.2, 0.0, 1.0]]), [0], items)
-    found = finish(course, lambda wanted: slopes(wanted, lambda x: 2 * (x - optimum)))[0]
-    first, second, third = found.reshape(3, 2)
-    assert np.array_equal(first, second) == alike
-    np.testing.assert_allclose(first, [0.5, 0.5] if alike else [1.0, 0.0], atol=0.1)
-    np.testing.assert_allclose(third, [0.25, 0.75], atol=0.1)
-
-
-@pytest.mark.parametrize(
-    ("routes", "starts", "items", "distance"),
-    [(2, 2, 39, 9.0), (2, 2, 40, 60.5), (10, 2, 30, 9.0), (10, 2, 50, 60.5), (10, 1, 9, 60.5)],
-)
-def test_different_routes_with_few_items_stay_near_their_start(
-    routes: int, starts: int, items: int, distance: float
-) -> None:
-    """A slope that never ends: each step is the rate, and with few items .1 of the way back.
-
-    After many steps the way back of 10 rates is a step; after it, 9 are left. Without it 80 steps
-    end, by the mean of the last half, 60.5 rates away. The rate is by the number of starts.
-    """
-    descent = Descent(steps=80, batch=4, holdout=0.0, rate=0.1, warmup=0)
-    descent.start(1, routes, 2, seed=0, routes=routes)
-    start = np.tile(np.eye(2)[:starts], (routes // starts, 1)).reshape(1, -1)
-    course = descent.descend(start, [0], items)
-    moved = start - finish(course, lambda wanted: slopes(wanted, np.ones_like))
-    np.testing.assert_allclose(moved, distance * 0.1 / np.sqrt(starts), rtol=0.02)
 
 
 def descending(folder: Path, base: Path, pool: Path, **more: Any) -> list[str]:

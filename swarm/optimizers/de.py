@@ -5,11 +5,13 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from swarm._util.settings import PositiveNumber, Share, checked
-from swarm.errors import UserError
+from swarm._util.settings import Share, checked
 from swarm.optimizers.base import CoefficientBounds, FourOrMore, High, Low, Optimizer, float_arrays
 from swarm.optimizers.random_streams import expert_positions, sample_mixtures
 from swarm.optimizers.static_merges import static_start_positions
+
+WEIGHT_RANGE = (0.5, 1.0)
+"""Range of F, which is drawn once per iteration (dither)."""
 
 SCALE_RANGE = (0.5, 2.0)
 """Range of the coefficient sums of the first random members with free sums."""
@@ -31,8 +33,6 @@ class DifferentialEvolution(Optimizer):
 
     Args:
         strategy: The base: the `best` member (best/1/bin) or a random one (`rand`/1/bin).
-        lowest_weight: Lower end of F, which is drawn once per iteration (dither).
-        highest_weight: Upper end of F.
         crossover: CR, the probability of each coefficient to be taken from the challenger; at least
             one is.
         sum_to_one: As above.
@@ -45,17 +45,10 @@ class DifferentialEvolution(Optimizer):
 
     particles: FourOrMore | None = 20
     strategy: Literal["best", "rand"] = "best"
-    lowest_weight: PositiveNumber = 0.5
-    highest_weight: PositiveNumber = 1.0
     crossover: Share = 0.9
     sum_to_one: bool = True
     low: Low = -1.0
     high: High = 2.0
-
-    def __post_init__(self) -> None:
-        if self.lowest_weight > self.highest_weight:
-            raise UserError(f"""optimizer.lowest_weight={self.lowest_weight}: must be at most
-                optimizer.highest_weight={self.highest_weight}, lower it or raise the other""")
 
     def _population_size(self, experts: int) -> int:
         return max(experts, 4)
@@ -81,7 +74,7 @@ class DifferentialEvolution(Optimizer):
         )
         if self.strategy == "best" and np.isfinite(self.utilities).any():
             first = self.members[np.nanargmax(self.utilities)]
-        weight = draw.uniform(self.lowest_weight, self.highest_weight)
+        weight = draw.uniform(*WEIGHT_RANGE)
         mutants = first + weight * (second - third)
         crossed = draw.integers(dimensions, size=(count, 1)) == np.arange(dimensions)
         crossed |= draw.random((count, dimensions)) < self.crossover

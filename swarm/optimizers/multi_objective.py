@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from swarm._util.settings import PositiveNumber, Share, checked
+from swarm._util.settings import Share, checked
 from swarm.errors import UserError, install_command
 from swarm.optimizers import random_streams
 from swarm.optimizers.base import (
@@ -31,6 +31,9 @@ BASE_BOUND = "base"
 
 MATING_STREAM, SURVIVAL_STREAM = OPTIMIZER_STREAM + 1, OPTIMIZER_STREAM + 2
 """Purpose ids of an iteration's random streams."""
+
+DISTRIBUTION_INDEX = 20.0
+"""Of SBX and of the mutation, as in the paper; the larger, the nearer children are to parents."""
 
 TOTAL_RANGE = (0.5, 2.0)
 """Range of a random mixture's sum of coefficients, with free sums."""
@@ -69,9 +72,6 @@ class NSGA2Search(Optimizer):
             may be constrained.
         constraints: Lower bound of a part by name, a number or `base`; `None` is none.
         crossover: Probability of a pair to be crossed.
-        crossover_index: Distribution index of SBX; the larger, the nearer children are to parents.
-        mutation_index: Distribution index of the polynomial mutation; the larger, the smaller its
-            steps.
         sum_to_one: Whether coefficients sum to 1 in each group; else each is free within its
             bounds.
         low: Lower bound of a coefficient.
@@ -88,8 +88,6 @@ class NSGA2Search(Optimizer):
         Mapping[str, Annotated[float, Field(allow_inf_nan=False)] | Literal["base"]] | None
     ) = None
     crossover: Share = 0.9
-    crossover_index: PositiveNumber = 20.0
-    mutation_index: PositiveNumber = 20.0
     sum_to_one: bool = True
     low: Low = -1.0
     high: High = 2.0
@@ -308,8 +306,8 @@ class NSGA2Search(Optimizer):
         )
         algorithm = NSGA2(
             pop_size=len(self.positions),
-            crossover=SBX(prob=self.crossover, eta=self.crossover_index),
-            mutation=PM(prob=1.0, eta=self.mutation_index),
+            crossover=SBX(prob=self.crossover, eta=DISTRIBUTION_INDEX),
+            mutation=PM(prob=1.0, eta=DISTRIBUTION_INDEX),
             repair=Nearest(),
         )
         # pymoo's default termination stops on convergence; the search has its own end.

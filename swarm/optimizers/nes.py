@@ -28,14 +28,14 @@ class NaturalEvolution(WarmStartOptimizer):
     ask, so on the same items (antithetic sampling; Salimans et al. 2017, arXiv 1703.03864).
     Utilities are used by rank alone, by the shaping of Wierstra et al. (2014, "Natural Evolution
     Strategies", JMLR 15): u_i = max(0, ln(P/2 + 1) - ln(rank_i)), divided by its sum, minus 1/P for
-    the P positions of an ask; equal utilities share the mean of theirs. With `update=plain` and
-    `adapt_step` it is their separable strategy (SNES, algorithm 6) except for the pairs:
+    the P positions of an ask; equal utilities share the mean of theirs. `update=plain` is
+    their separable strategy (SNES, algorithm 6) except for the pairs:
 
         m <- m + rate sigma sum_i u_i e_i
         sigma <- sigma exp((3 + ln D) / (10 sqrt(D)) sum_i u_i (e_i^2 - 1))
 
     `update=adam` passes sum_i u_i e_i to Adam (Kingma and Ba 2015, arXiv 1412.6980) and adds `rate`
-    times its direction, in units of a coefficient.
+    times its direction, in units of a coefficient; sigma remains constant.
 
     The last row of an ask is m itself: in many dimensions it is better than any sample around it,
     and a search can only choose among evaluated positions. It is not used for the update.
@@ -47,7 +47,6 @@ class NaturalEvolution(WarmStartOptimizer):
         particles: N, odd for pairs and m; None is 4 + floor(3 ln D) for D dimensions, or K if
             larger, and one more if that is even. An even one leaves a row idle after the start.
         step: Initial sigma, in units of a coefficient.
-        adapt_step: Whether to adapt each dimension's sigma; false leaves it constant.
         update: `plain`, or `adam`.
         rate: Learning rate of the update; None is 1 for `plain` and 0.03 for `adam`.
         sum_to_one: See `WarmStartOptimizer`.
@@ -64,7 +63,6 @@ class NaturalEvolution(WarmStartOptimizer):
     particles: Particles | None = None
     max_iterations: Positive = 100
     step: PositiveNumber = 0.1
-    adapt_step: bool = True
     update: Literal["plain", "adam"] = "plain"
     rate: PositiveNumber | None = None
     sum_to_one: bool = False
@@ -114,7 +112,7 @@ class NaturalEvolution(WarmStartOptimizer):
         else:
             direction = self.sigma * direction
         self.mean = self.mean + self._learning_rate() * direction
-        if self.adapt_step:
+        if self.update == "plain":
             dimensions = len(self.mean)
             rate = (3 + np.log(dimensions)) / (10 * np.sqrt(dimensions))
             spread = shaped.sum(axis=1) @ (noise**2 - 1)

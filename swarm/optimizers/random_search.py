@@ -9,6 +9,8 @@ from swarm._util.settings import PositiveNumber, checked
 from swarm.optimizers import random_streams
 from swarm.optimizers.base import Optimizer
 
+GREATEST_SUM = 2.0
+
 
 @checked("optimizer")
 @dataclass(kw_only=True, eq=False)
@@ -22,8 +24,7 @@ class RandomSearch(Optimizer):
             experts.
         reach: Distance from the uniform mix: 1 is the simplex itself; with 2 every coefficient is
             between -1/K and 2 - 1/K, and all still sum to 1.
-        sum_to_one: Sums are 1; false draws the sum of a position from U(0, greatest_sum).
-        greatest_sum: As above.
+        sum_to_one: Sums are 1; false draws the sum of a position from U(0, 2).
     """
 
     NAME: ClassVar[str] = "random"
@@ -31,7 +32,6 @@ class RandomSearch(Optimizer):
     concentration: PositiveNumber = 1.0
     reach: PositiveNumber = 1.0
     sum_to_one: bool = True
-    greatest_sum: PositiveNumber = 2.0
 
     def _initial_population(self, experts: int, count: int) -> np.ndarray:
         return np.vstack(
@@ -54,4 +54,4 @@ class RandomSearch(Optimizer):
         rows = 1 / self.experts + self.reach * (rows - 1 / self.experts)
         if self.sum_to_one:
             return rows
-        return draw.uniform(0.0, self.greatest_sum, size=(count, 1)) * rows
+        return draw.uniform(0.0, GREATEST_SUM, size=(count, 1)) * rows

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import commands
 import numpy as np
 import pytest
 import searches
@@ -41,9 +42,10 @@ from swarm.tasks.multiple_choice import MultipleChoice
 def test_an_absurd_value_is_one_line_and_leaves_nothing(
     more: dict[str, float], says: str, tmp_path: Path, tiny_llama: Path, tiny_pool: Path
 ) -> None:
-    done = searches.run(searches.arguments(tmp_path, tiny_llama, tiny_pool, **more))
-    assert done.returncode in (1, 2) and says in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1 and not (tmp_path / "search").exists()
+    words = searches.arguments(tmp_path, tiny_llama, tiny_pool, **more)
+    done = commands.run("swarm.search", *words)
+    assert done.code in (1, 2) and says in done.err
+    assert len(done.err.strip().splitlines()) == 1 and not (tmp_path / "search").exists()
 
 
 @pytest.mark.parametrize(
@@ -133,9 +135,9 @@ def test_a_search_ends_with_the_particle_named(
     weights = load_file(file)
     save_file({key: w * np.float32(1e5) for key, w in weights.items()}, file)
     command = searches.arguments(tmp_path, tiny_llama, folder, model__dtype="float16")
-    done = searches.run(command)
-    assert done.returncode == 1, done.stderr
-    (line,) = done.stderr.strip().splitlines()
+    done = commands.run("swarm.search", *command)
+    assert done.code == 1, done.err
+    (line,) = done.err.strip().splitlines()
     assert "particle 2 of iteration 0: the mixed model's" in line and "not finite" in line
 
 
@@ -258,9 +260,9 @@ def test_more_particles_than_an_ask_can_hold_are_refused(many: int) -> None:
 
 
 def test_types_that_were_taken_by_their_truth_are_refused(tiny_pool: Path) -> None:
-    with pytest.raises(UserError, match=r"engine.max_tokens=True"):
+    with pytest.raises(UserError, match=r"engine.max_tokens=true: must be an integer"):
         HFEngine(max_tokens=True)
-    with pytest.raises(UserError, match=r"model.trust_remote_code='no': must be true or false"):
+    with pytest.raises(UserError, match=r"model.trust_remote_code=no: must be true or false"):
         BaseModel("x", trust_remote_code="no")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"model.name=5"):
         BaseModel("x", name=5)  # type: ignore[arg-type]
@@ -299,8 +301,8 @@ def test_a_wrong_command_line_is_one_line(
     if words == ["~tracker"]:
         command = [word for word in command if not word.startswith("tracker")]
     more = [word.replace("{here}", str(tmp_path)) for word in words]
-    done = searches.run([*command, *more])
-    assert done.returncode in (1, 2), done.stderr
-    (line,) = done.stderr.strip().splitlines()
+    done = commands.run("swarm.search", *command, *more)
+    assert done.code in (1, 2), done.err
+    (line,) = done.err.strip().splitlines()
     assert line.startswith("error: ") and says in line
     assert not (tmp_path / "search").exists()

@@ -66,8 +66,6 @@ def test_differential_evolution_needs_four_members() -> None:
     with pytest.raises(UserError, match=r"optimizer.particles=3: .* at least 4"):
         DifferentialEvolution(particles=3)
     assert begun4(DifferentialEvolution(particles=None), experts=2).ask().shape == (4, 2)
-    with pytest.raises(UserError, match=r"optimizer.lowest_weight=2"):
-        DifferentialEvolution(lowest_weight=2.0)
 
 
 def test_random_search_reaches_as_far_as_it_is_told() -> None:

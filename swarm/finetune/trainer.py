@@ -161,7 +161,6 @@ class AdapterTrainer(Trainer):
         """Compute the held-out loss, keep the weights if it is the lowest, stop if it is stale."""
         size = max(map(len, self.batches))
         loss = evaluate_loss(self.model, self.held_out, size)
-        assert loss is not None
         self.log({"eval_loss": loss})
         if self.best_step == self.state.global_step:
             self.best = {name: one.detach().clone() for name, one in self._trained_weights()}
@@ -237,8 +236,8 @@ def answer_loss(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     )
 
 
-def evaluate_loss(model: Any, pairs: Sequence[TokenPair], batch: int) -> float | None:
-    """Return the mean loss of all answers' tokens in nats; `None` without pairs."""
+def evaluate_loss(model: Any, pairs: Sequence[TokenPair], batch: int) -> float:
+    """Return the mean loss of all answers' tokens in nats."""
     total, tokens = 0.0, 0
     model.eval()
     with torch.inference_mode():
@@ -247,7 +246,7 @@ def evaluate_loss(model: Any, pairs: Sequence[TokenPair], batch: int) -> float |
             count = sum(len(answer) for _, answer in part)
             total += answer_loss(model, collate_pairs(part)).item() * count
             tokens += count
-    return total / tokens if tokens else None
+    return total / tokens
 
 
 def shuffled_batches(examples: int, batch: int, steps: int, seed: int) -> list[list[int]]:

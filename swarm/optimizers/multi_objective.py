@@ -224,8 +224,7 @@ class NSGA2Search(Optimizer):
         return CoefficientBounds(self.experts, self.low, self.high, self.sum_to_one, self.groups)
 
     def _objective_column(self, name: str) -> int:
-        if self.names is None:
-            raise ValueError(f"no objective has the name {name!r}: call name_objectives first")
+        assert self.names is not None, "name_objectives comes first"
         return self.names.index(name)
 
     def _constraint_bounds(self) -> np.ndarray | None:

@@ -45,11 +45,7 @@ EVOGM = next(file for file in SLOW if file.stem == "evogm")
         contract.test_ask,
         contract.test_the_seed_decides,
         contract.test_a_lost_evaluation_is_no_more_than_that,
-        contract.test_says_how_many_iterations_it_takes_at_most,
-        contract.test_refuses_the_state_of_other_groups,
         contract.test_the_yaml_has_the_defaults_of_the_class,
-        contract.test_refuses_the_state_of_another,
-        contract.test_is_told_once_an_ask,
     ],
 )
 def test_evogm_keeps_the_contract(test: Any) -> None:

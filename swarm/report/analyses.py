@@ -131,7 +131,7 @@ def is_outside_hull(positions: np.ndarray) -> np.ndarray:
 
 
 def measure_trajectory(run: RunFolder) -> dict[str, Any]:
-    """Compute the best's coefficients, the spread of the swarm and its principal components.
+    """Compute the best utility so far and the spread of the swarm by iteration.
 
     If groups of modules have separate coefficients, their mean is used.
 
@@ -139,11 +139,8 @@ def measure_trajectory(run: RunFolder) -> dict[str, Any]:
         `diversity` [T]: mean Euclidean distance of the
         particles from their mean. `outside` [T]: share of particles outside the experts' hull,
         with a negative coefficient or a sum other than 1 in any group.
-        `explained` [2], `axes` [2, K], `points` [T, N, 2]: the first two principal components
-        of all positions, by the SVD of the centred [T * N, K].
     """
     x = run.means
-    explained, axes, points = principal_components(x)
     return {
         "experts": run.experts,
         "utility": run.best_so_far(),
@@ -153,9 +150,6 @@ def measure_trajectory(run: RunFolder) -> dict[str, Any]:
         )
         .any(axis=2)
         .mean(axis=1),
-        "explained": explained,
-        "axes": axes,
-        "points": points,
     }
 
 
@@ -164,23 +158,6 @@ def swarm_diversity(positions: np.ndarray) -> np.ndarray:
     distances = np.linalg.norm(positions - positions.mean(axis=1, keepdims=True), axis=2)
     found: np.ndarray = distances.mean(axis=1)
     return found
-
-
-def principal_components(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compute the first two principal components of positions [T, N, K].
-
-    Returns:
-        The share of the variance that each explains [2], axes [2, K] of length 1 whose largest
-        entry is positive, and the coordinates [T, N, 2].
-    """
-    rows = positions.reshape(-1, positions.shape[2])
-    rows = rows - rows.mean(axis=0)
-    _, values, axes = np.linalg.svd(rows, full_matrices=False)
-    # The sign of a singular vector is arbitrary; fixing it makes charts reproducible.
-    signs = np.sign(axes[np.arange(len(axes)), np.abs(axes).argmax(axis=1)])
-    axes = (axes * signs[:, None])[:2]
-    total = float((values**2).sum()) or 1.0
-    return values[:2] ** 2 / total, axes, (rows @ axes.T).reshape(*positions.shape[:2], 2)
 
 
 def measure_emergence(run: RunFolder) -> dict[str, Any]:

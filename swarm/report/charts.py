@@ -67,8 +67,7 @@ def draw_chart(chart: Chart) -> "Figure":
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    height = 3.2 if not chart.rows else 1.2 + 0.6 * len(chart.rows)
-    figure = Figure(figsize=(7, height), layout="constrained")
+    figure = Figure(figsize=(6, 3.2), layout="constrained")
     axes = figure.add_subplot()
     styles = count()
     for one in chart.series:
@@ -82,11 +81,8 @@ def draw_chart(chart: Chart) -> "Figure":
     axes.set_axisbelow(True)
     if chart.integer_x:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if chart.rows:
-        axes.set_yticks(range(len(chart.rows)), [shorten_text(name, 32) for name in chart.rows])
-        axes.set_ylim(len(chart.rows) - 0.5, -0.5)
-    if any(axes.get_legend_handles_labels()[1]):
-        figure.legend(loc="outside right upper", frameon=False, fontsize="small")
+    if len(axes.get_legend_handles_labels()[1]) > 1:
+        figure.legend(loc="outside upper left", frameon=False, fontsize="small", ncols=3)
     return figure
 
 
@@ -118,8 +114,6 @@ def _draw_series(axes: "Axes", one: Series, style: int | None) -> None:
         label=None if style is None else legend_label(one.name),
         zorder=1 if style is None else 3,
     )
-    for (low, high), level in zip(one.spans, one.y, strict=False):
-        axes.plot([low, high], [level, level], color=colour)
 
 
 def draw_bands(axes: "Axes", names: Sequence[str], values: np.ndarray) -> None:
@@ -164,8 +158,7 @@ def figure_to_bytes(figure: "Figure", kind: str, **options: Any) -> bytes:
     """Return a figure as an image file; the same figure gives the same bytes.
 
     Texts are drawn as they are: a `$` begins no formula, and each character is from the first font
-    of `FONTS` that has it. One that no font has is its code point in brackets; in an SVG it stays,
-    as the viewer may have a font.
+    of `FONTS` that has it.
 
     Args:
         kind: "svg", whose texts are texts, "png" or any other kind of matplotlib.
@@ -173,7 +166,7 @@ def figure_to_bytes(figure: "Figure", kind: str, **options: Any) -> bytes:
     """
     from matplotlib import rc_context
 
-    prepare_texts(figure, escape=kind != "svg")
+    _prepare_texts(figure)
     if kind in ("svg", "png"):
         options["metadata"] = {"Date": None} if kind == "svg" else {"Software": None}
     drawn = io.BytesIO()
@@ -187,43 +180,20 @@ def figure_to_bytes(figure: "Figure", kind: str, **options: Any) -> bytes:
     return drawn.getvalue()
 
 
-def prepare_texts(figure: "Figure", escape: bool = True) -> None:
-    """Make all texts of a figure drawable; see `figure_to_bytes`.
-
-    Args:
-        escape: Replace characters that no font has.
-    """
+def _prepare_texts(figure: "Figure") -> None:
     from matplotlib.text import Text
 
-    fonts = list(find_installed_fonts())
+    fonts = list(_installed_fonts())
     for text in figure.findobj(Text):
         text.set_fontfamily(fonts)  # type: ignore[attr-defined]
         text.set_parse_math(False)  # type: ignore[attr-defined]
         words = INVALID_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", text.get_text())  # type: ignore[attr-defined]
-        text.set_text(escape_undrawable(words) if escape else words)  # type: ignore[attr-defined]
+        text.set_text(words)  # type: ignore[attr-defined]
 
 
 @cache
-def find_installed_fonts() -> dict[str, Any]:
-    """Return the installed fonts of `FONTS` with their character maps."""
-    from matplotlib.font_manager import FontProperties, fontManager, get_font
+def _installed_fonts() -> list[str]:
+    from matplotlib.font_manager import fontManager
 
     there = {one.name for one in fontManager.ttflist}
-    return {
-        name: get_font(fontManager.findfont(FontProperties(family=name)))
-        for name in FONTS
-        if name in there
-    }
-
-
-def escape_undrawable(text: str) -> str:
-    """Replace characters that no installed font contains by their code point in brackets."""
-    if text.isascii() and text.isprintable():
-        return text
-    fonts = list(find_installed_fonts().values())
-    return "".join(
-        c
-        if c == "\n" or (c >= " " and any(font.get_char_index(ord(c)) for font in fonts))
-        else f"[{ord(c):X}]"
-        for c in text
-    )
+    return [name for name in FONTS if name in there]

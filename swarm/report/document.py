@@ -35,7 +35,6 @@ class Series(NamedTuple):
             only.
         weight: "normal", "strong" (emphasised) or "faint" (grey background, no legend entry).
         labels: Label of each point; empty for none.
-        spans: Interval of each point on the x axis, as (low, high); empty for none.
     """
 
     name: str
@@ -44,7 +43,6 @@ class Series(NamedTuple):
     kind: str = "line"
     weight: str = "normal"
     labels: Sequence[str] = ()
-    spans: Sequence[tuple[float, float]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,6 @@ class Chart:
     Attributes:
         alt_text: One-sentence summary, the alternative text of the image.
         marks: Horizontal reference lines, as (name, y).
-        rows: Row names for y = 0, 1, ... from the top; empty if y is numeric.
         integer_x: Whether x takes integers only.
     """
 
@@ -64,7 +61,6 @@ class Chart:
     series: Sequence[Series]
     alt_text: str = ""
     marks: Sequence[tuple[str, float]] = ()
-    rows: Sequence[str] = ()
     integer_x: bool = False
 
 

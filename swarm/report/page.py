@@ -11,7 +11,7 @@ from swarm._util.files import write_atomic
 from swarm._util.terminal import format_count, format_number, pluralize
 from swarm.report import sections
 from swarm.report.charts import render_svg
-from swarm.report.document import INVALID_CHARACTERS, ChangedItems, Chart, Report
+from swarm.report.document import INVALID_CHARACTERS, ChangedItems, Chart, Report, TableBlock
 from swarm.report.paired_comparison import PairedComparison, changed_items_section
 from swarm.runs.folder import RunFolder
 from swarm.runs.verdict import format_one_answer_warnings
@@ -32,7 +32,7 @@ SECTIONS = (
 VERDICT_SIGNS = {"better": "▲", "worse": "▼", "unclear": "◆", "open": "○"}
 
 NUMBER_PATTERN = re.compile(r"[+\u2212<]? ?\.?\d[\d,.%]*( \[.*\])?$|\[?[+\u2212\d][^a-z]*\]$|–$")
-"""Cells that match are right-aligned as numbers."""
+"""Columns of which all cells but empty ones match are right-aligned as numbers."""
 
 
 def build_report(folder: str | Path) -> Report:
@@ -118,13 +118,17 @@ def load_template(name: str, folder: Path = Path(__file__).parent) -> Any:
     )
     style = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
     environment.globals |= {
-        "is_number": _is_number, "suffix": _value_suffix, "style": Markup(style)
-    }  # fmt: skip
+        "number_columns": _number_columns,
+        "suffix": _value_suffix,
+        "style": Markup(style),
+    }
     return environment.get_template(name)
 
 
-def _is_number(cell: str) -> bool:
-    return bool(NUMBER_PATTERN.match(cell))
+def _number_columns(table: TableBlock) -> list[bool]:
+    """Return for each column of a table whether it has numbers; the first one has names."""
+    columns = list(zip(*table.rows, strict=True))[1:]
+    return [False, *(all(NUMBER_PATTERN.match(c) for c in one if c) for one in columns)]
 
 
 def _value_suffix(values: Sequence[float], which: int) -> str:

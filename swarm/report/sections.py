@@ -1,9 +1,6 @@
 """The sections of a report: result, course of the search, uncertainty, cost, configuration."""
 
-import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from itertools import combinations
 from typing import Any
 
@@ -12,7 +9,6 @@ import numpy as np
 from swarm._util.secrets import clean
 from swarm._util.terminal import (
     format_count,
-    format_duration,
     format_interval,
     format_number,
     format_p_value,
@@ -44,8 +40,6 @@ from swarm.report.document import (
 )
 from swarm.report.paired_comparison import (
     PairedComparison,
-    answer_values,
-    is_binary,
     name_test,
 )
 from swarm.runs.folder import RunFolder, verify_run_file
@@ -65,8 +59,6 @@ from swarm.tasks.metrics import Measured
 
 SPLIT_NAMES = {"dev": "dev", "confirm": "held-out part of dev", "test": "test"}
 
-POINTS_BETWEEN = 1_000
-"""Approximate maximum number of intermediate positions in the chart of principal components."""
 
 MAX_PAIRS = 6
 """Maximum number of charts of two objectives."""
@@ -141,7 +133,6 @@ def start_end_section(models: PairedComparison) -> ReportSection:
     blocks: list[Any] = [_result_table(models), *_domain_tables(models)]
     if parts := _subtask_table(models):
         blocks.append(parts)
-    blocks.append(_result_chart(models))
     blocks.append(
         TextBlock([f"Best found: {describe_position(run.experts, position, run.groups)}."])
     )
@@ -194,37 +185,6 @@ def _result_table(models: PairedComparison) -> TableBlock:
         "Utilities with 95 % intervals, and the rate of unparsed answers",
         header,
         rows,
-    )
-
-
-def _result_chart(models: PairedComparison) -> Chart:
-    """Build a chart with one row per split; the models of a split are slightly offset."""
-    lines = list(_result_lines(models))
-    splits = [split for split in SPLIT_NAMES if any(one[split] for _, one in lines)]
-    series = []
-    for index, (name, one) in enumerate(lines):
-        known = [(n, m) for n, split in enumerate(splits) if (m := one[split])]
-        series.append(
-            Series(
-                name,
-                [m.utility for _, m in known],
-                [n + 0.2 * (index - (len(lines) - 1) / 2) for n, _ in known],
-                "points",
-                labels=[
-                    f"{SPLIT_NAMES[splits[n]]}, {format_interval(m.utility, m.interval)}"
-                    for n, m in known
-                ],
-                spans=[m.interval or (m.utility, m.utility) for _, m in known],
-            )
-        )
-    description = "; ".join(f"{one.name}: {', '.join(one.labels)}" for one in series)
-    return Chart(
-        "Utilities and their 95 % intervals",
-        "utility",
-        "",
-        series,
-        description,
-        rows=[SPLIT_NAMES[split] for split in splits],
     )
 
 
@@ -602,7 +562,7 @@ def _expert_table(run: RunFolder, best: np.ndarray) -> TableBlock:
 
 def diversity_section(models: PairedComparison) -> ReportSection:
     """Build the section on the distance between particles and their paths."""
-    run, found = models.run, measure_trajectory(models.run)
+    found = measure_trajectory(models.run)
     apart, outside = found["diversity"], found["outside"]
     x = np.arange(len(apart))
     spread = Chart(
@@ -610,75 +570,22 @@ def diversity_section(models: PairedComparison) -> ReportSection:
         "iteration",
         "mean distance",
         [Series("mean distance", x, apart, weight="strong")],
-        f"From {format_number(apart[0])} to {format_number(apart[-1])}; "
-        f"{format_percent(outside[-1])} of the "
-        "particles end outside the experts' hull",
+        f"From {format_number(apart[0])} to {format_number(apart[-1])}",
         integer_x=True,
     )
-    blocks: list[Chart | TextBlock] = [spread]
-    if len(found["explained"]) > 1:
-        blocks.append(_component_chart(run, found))
-    blocks.append(
-        TextBlock(
-            [
-                "Outside the experts' hull (a coefficient below 0, or a sum other than 1) were "
-                f"{format_percent(outside[0])} of the "
-                f"particles at the start and {format_percent(outside[-1])} at the end."
-            ]
-        )
+    hull = TextBlock(
+        [
+            "Outside the experts' hull (a coefficient below 0, or a sum other than 1) were "
+            f"{format_percent(outside[0])} of the particles at the start and "
+            f"{format_percent(outside[-1])} at the end."
+        ]
     )
     return ReportSection(
         "diversity",
         "Diversity of the swarm",
         "The mean Euclidean distance of the particles from their mean, in coefficients: two "
         "different experts are 1.41 apart. A swarm at 0 has converged to one position.",
-        blocks,
-    )
-
-
-def _component_chart(run: RunFolder, found: dict[str, np.ndarray]) -> Chart:
-    """Plot the first two principal components of all positions."""
-    points, explained = found["points"], found["explained"]
-    rounds, particles = points.shape[:2]
-    flat = points.reshape(-1, points.shape[2])
-    labels = [f"particle {i}, iteration {t}" for t in range(rounds) for i in range(particles)]
-    experts, end = len(run.experts), points[-1]
-    best = points[run.find_best()]
-    every = math.ceil(rounds * particles / POINTS_BETWEEN)
-    between = [t * particles + i for t in range(every, rounds - 1, every) for i in range(particles)]
-    passed = "between" + f", each {every} iterations" * (every > 1)
-    series = [
-        Series(
-            passed,
-            flat[between, 0],
-            flat[between, 1],
-            "points",
-            "faint",
-            [labels[n] for n in between],
-        ),
-        Series(
-            "particles at the end",
-            end[:, 0],
-            end[:, 1],
-            "points",
-            labels=labels[-particles:] if rounds > 1 else labels,
-        ),
-        Series("best found", [best[0]], [best[1]], "points", "strong"),
-        Series(
-            "experts", points[0, :experts, 0], points[0, :experts, 1], "points", labels=run.experts
-        ),
-    ]
-    names = [
-        f"component {n} ({format_percent(share)} of variance)"
-        for n, share in enumerate(explained, 1)
-    ]
-    return Chart(
-        "Where the particles were",
-        names[0],
-        names[1],
-        series,
-        "Experts, particles at the end and the best found in the plane of the first two "
-        "principal components of all positions",
+        [spread, hull],
     )
 
 
@@ -692,7 +599,7 @@ def emergence_section(models: PairedComparison) -> ReportSection | None:
         return None
     rows = []
     for name, one in found["shares"].items():
-        cells = ["no such item", "", ""]
+        cells = ["–", "–", "–"]
         if one:
             chance, low, high = one["chance"]
             cells = [
@@ -729,8 +636,6 @@ def statistics_section(models: PairedComparison) -> ReportSection:
     if rows:
         header = ["on", "gain", "95 % interval", "p", "items"]
         blocks.append(TableBlock("Best found less best initial expert, item by item", header, rows))
-    if (answers := models.paired_answers()) and is_binary(answers[1]) and is_binary(answers[2]):
-        blocks.append(_fourfold_table(models, *answers))
     caveats = list_caveats(models.verdict) if models.verdict else []
     blocks.append(TextBlock([*caveats, *_describe_method(models)], listed=True))
     return ReportSection(
@@ -760,32 +665,12 @@ def _gain_row(name: str, gain: PairedTest) -> list[str]:
     ]
 
 
-def _is_zero_width(interval_: Sequence[float]) -> bool:
-    """Return whether an interval is (0, 0), as when no resampled item differs."""
-    return tuple(interval_) == (0.0, 0.0)
-
-
 def _format_gain_interval(interval_: Sequence[float]) -> str:
     """Format the 95 % interval of a difference."""
-    if _is_zero_width(interval_):
-        return "(no item differs)"
     low, high = interval_
+    if low == high == 0:  # no resampled item differs
+        return "(no item differs)"
     return f"[{format_signed(low)}, {format_signed(high)}]"
-
-
-def _fourfold_table(models: PairedComparison, split: str, before: Any, after: Any) -> TableBlock:
-    start, end = answer_values(before) == 1, answer_values(after) == 1
-    cells = [
-        (both.sum(), lone.sum())
-        for both, lone in ((start & end, start & ~end), (~start & end, ~start & ~end))
-    ]
-    rows = [
-        [f"{models.expert} {word}", str(a), str(b)]
-        for word, (a, b) in zip(("right", "wrong"), cells, strict=True)
-    ]
-    return TableBlock(
-        f"Items of {split}, counted", ["", "best found right", "best found wrong"], rows
-    )
 
 
 def _describe_method(models: PairedComparison) -> list[str]:
@@ -835,8 +720,6 @@ def cost_section(models: PairedComparison) -> ReportSection:
         TableBlock("Prompts evaluated", ["prompts", "how many"], rows),
         TableBlock("Prompts saved", ["prompts", "how many"], _saved_rows(run, spent, evaluated)),
     ]
-    if timed := _time_rows(run, evaluated):
-        blocks.append(TableBlock("Time and tokens", ["what", "how much"], timed))
     if taken := run.verdict.scoring_costs if run.verdict else {}:
         blocks.append(
             TableBlock(
@@ -908,61 +791,6 @@ def _saved_rows(run: RunFolder, spent: dict[str, Any], evaluated: int) -> list[l
     if shared:
         rows.append(["shared: evaluated by another search (counted as evaluated above)", shared])
     return [[name, format_count(saved)] for name, saved in rows]
-
-
-def _time_rows(run: RunFolder, evaluated: int) -> list[list[str]]:
-    """Return rows on time and tokens from the log; empty without a log."""
-    seconds, times, tokens = read_log(run)
-    if not times:
-        return []
-    time = format_duration(round(seconds))
-    rows = [["time from start to end, without pauses between starts", time]]
-    if times > 1:
-        rows.append(["number of starts", str(times)])
-    if seconds > 0:
-        rows.append(
-            [
-                "prompts on dev per second, everything included",
-                format_number(evaluated / seconds, 1),
-            ]
-        )
-    if tokens:
-        rows.append(["tokens read and generated on dev", format_count(tokens)])
-    return rows
-
-
-LOG_LINE = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ \w+ (.*)")
-TOKENS_LINE = re.compile(r"iteration (\d+): .*, tokens (\d+)")
-METRICS_LINE = re.compile(r"ending_best_validation_utility: ")
-
-
-def read_log(run: RunFolder) -> tuple[float, int, int]:
-    """Return seconds at work, number of starts and tokens on dev; 0 where unknown.
-
-    A start begins with its line of versions; those that only displayed a finished search again are
-    left out.
-    """
-    try:
-        text = (run.path / "log.txt").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return 0.0, 0, 0
-    starts: list[list[Any]] = []  # begin, end and whether it has the final metrics
-    tokens: dict[str, int] = {}
-    for line in text.split("\n"):
-        if not (parsed := LOG_LINE.match(line)):
-            continue
-        time, words = datetime.fromisoformat(parsed[1]), parsed[2]
-        if words.startswith("versions: "):
-            starts.append([time, time, False])
-        if starts:
-            starts[-1][1] = time
-            starts[-1][2] |= bool(METRICS_LINE.match(words))
-        if count := TOKENS_LINE.match(words):
-            tokens[count[1]] = int(count[2])
-    over = next((n for n, one in enumerate(starts) if one[2]), len(starts))
-    kept = [one for n, one in enumerate(starts) if n <= over or one[2]]
-    seconds = sum((end - begin).total_seconds() for begin, end, _ in kept)
-    return seconds, len(kept), sum(tokens.values())
 
 
 def configuration_section(models: PairedComparison) -> ReportSection:

@@ -145,14 +145,11 @@ def started(folder: Path, start: list[float], winner: int) -> dict[str, Any]:
 # Trajectories
 
 
-def test_positions_on_a_line_have_one_component(tmp_path: Path) -> None:
+def test_the_spread_of_the_swarm(tmp_path: Path) -> None:
     x = [[[1, 0, 0], [0, 1, 0]], [[0.5, 0.5, 0], [0.5, 0.5, 0]], [[1.5, -0.5, 0], [0.5, 0.5, 0]]]
     values: list[Values] = [[[1, 0], [0, 0]], [[0, 0], [0, 0]], [[1, 1], [0, 0]]]
     run = made(tmp_path, values, x, ("amber", "birch", "cedar"))
     found = analyses.measure_trajectory(run)
-    assert found["explained"] == pytest.approx([1, 0])
-    assert np.abs(found["axes"][0]) == pytest.approx([0.5**0.5, 0.5**0.5, 0])
-    assert found["points"].shape == (3, 2, 2)
     # Two corners are half of sqrt 2 from their middle; then both are in one place.
     assert found["diversity"][:2] == pytest.approx([0.5**0.5, 0])
     assert found["outside"] == pytest.approx([0, 0, 0.5])
@@ -169,12 +166,7 @@ def test_free_sums_are_outside_of_the_hull_and_a_start_has_one_name(tmp_path: Pa
     *_, table = sections.progress_section(PairedComparison(run)).blocks
     assert sorted(row[1] for row in table.rows) == sorted(kinds)
     spread = sections.diversity_section(PairedComparison(run))
-    assert "33%" in str(spread.blocks[0]) and "a sum other than 1" in str(spread.blocks[-1])
-
-
-def test_two_components_suffice_for_two_experts(tmp_path: Path) -> None:
-    run = made(tmp_path, [[[1, 0], [0, 0]]])
-    assert analyses.measure_trajectory(run)["explained"].sum() == pytest.approx(1)
+    assert "33%" in str(spread.blocks[-1]) and "a sum other than 1" in str(spread.blocks[-1])
 
 
 # Economy

@@ -28,7 +28,6 @@ from swarm.report.document import (
 )
 from swarm.report.page import build_report, render_page, write_report
 from swarm.report.paired_comparison import MAX_ITEMS_SHOWN, PairedComparison, iterate_data_items
-from swarm.report.sections import read_log
 from swarm.runs.folder import RunFolder, read_state
 from swarm.runs.verdict import HeldOut, NoiseFloor, Verdict, Vote, format_gain
 from swarm.stats.significance import PairedTest
@@ -266,9 +265,6 @@ def test_flips_are_those_counted_by_hand(tmp_path: Path) -> None:
     assert [[int(flip.item) for flip in block.flips] for block in blocks] == [won, lost]
     first = blocks[0].flips[0]
     assert first.question == f"What number {first.item}?" and first.gold == f"right {first.item}"
-    fourfold = tables(build_report(folder), "statistics")["Items of test, counted"]
-    assert int(fourfold[0][2]) == len(lost) and int(fourfold[1][1]) == len(won)
-    assert sum(int(n) for row in fourfold for n in row[1:]) == 40
 
 
 def test_questions_of_other_items_are_not_shown(tmp_path: Path) -> None:
@@ -331,32 +327,6 @@ def test_no_code_that_a_configuration_names_is_run(tmp_path: Path) -> None:
 # Cost
 
 
-LOG = """2026-11-21 10:00:00,000 INFO versions: python 3.11, torch 2.9
-2026-11-21 10:00:02,000 INFO search begins: task x
-2026-11-21 10:00:25,000 INFO iteration 0: best 1, prompts asked 1, saved 0, tokens 100
-Traceback
-2026-11-21 12:00:00,000 INFO versions: python 3.11, torch 2.9
-2026-11-21 12:00:03,000 INFO search resumes after 1 evaluated rounds
-2026-11-21 12:00:15,000 INFO iteration 1: best 1, prompts asked 1, saved 0, tokens 23
-2026-11-21 12:00:20,000 INFO ending_best_validation_utility: 1.0
-"""
-"""Of a search that was stopped, and ended two hours later."""
-
-
-def test_time_counts_no_waiting_between_starts(tmp_path: Path) -> None:
-    folder = run_folders.folder(tmp_path / "run")
-    (folder / "log.txt").write_text(LOG)
-    assert read_log(RunFolder(folder)) == (45.0, 2, 123)
-    before = render_page(build_report(folder))
-    again = "2026-11-21 15:00:0{}\n".format
-    shown = again("0,000 INFO versions: python 3.12") + again("4,000 INFO search resumes after 2")
-    (folder / "log.txt").write_text(LOG + shown)
-    assert render_page(build_report(folder)) == before
-    measured = again("9,000 INFO ending_best_validation_utility: 1.0")
-    (folder / "log.txt").write_text(LOG + shown + measured)
-    assert read_log(RunFolder(folder)) == (54.0, 3, 123)
-
-
 def test_cost_counts_what_was_and_was_not_asked(tmp_path: Path) -> None:
     folder = run_folders.folder(tmp_path / "run", particles=5, iterations=3, items=30)
     state = read_state(folder)
@@ -366,7 +336,6 @@ def test_cost_counts_what_was_and_was_not_asked(tmp_path: Path) -> None:
         "items_scored": [30, 30, 30, 20, None],
     }
     write_state(folder, state)
-    (folder / "log.txt").write_text(LOG)
     found = tables(build_report(folder), "cost")
     assert found["Prompts evaluated"] == [
         ["on dev, by the search", "540"],
@@ -374,11 +343,6 @@ def test_cost_counts_what_was_and_was_not_asked(tmp_path: Path) -> None:
     ]
     saved = [row[1] for row in found["Prompts saved"]]
     assert saved == ["40", "20", "30"]
-    assert read_log(RunFolder(folder)) == (45.0, 2, 123)
-    assert found["Time and tokens"][:2] == [
-        ["time from start to end, without pauses between starts", "45 s"],
-        ["number of starts", "2"],
-    ]
     assert measure_economy(RunFolder(folder))["prompts"][-1] == 540
 
 
@@ -473,7 +437,7 @@ def test_a_chart_draws_what_matplotlib_would_hide_or_interpret() -> None:
         Series("_hidden $x$", [0, 1], [float("nan"), 2.0]),
         Series("faint", [0], [1], weight="faint"),
     ]
-    drawn = render_svg(Chart("t", "x", "y", series, rows=["a", "b"]), 7)
+    drawn = render_svg(Chart("t", "x", "y", series, marks=[("bound", 1.0)]), 7)
     tree = xml.etree.ElementTree.fromstring(drawn)
     assert "_hidden $x$" in "".join(tree.itertext()) and 'id="c7-' in drawn
     assert render_svg(Chart("t", "x", "y", []), 7)

@@ -11,6 +11,8 @@ import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from concurrent.futures import Future
+from contextvars import copy_context
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -45,10 +47,13 @@ def start_thread(
 ) -> threading.Thread:
     """Start a thread that calls a function; its exceptions are printed, not raised.
 
+    It has the caller's context variables.
+
     Raises:
         RuntimeError: The process has too many threads.
     """
-    thread = threading.Thread(target=function, args=args, name=name, daemon=daemon)
+    target = partial(copy_context().run, function, *args)
+    thread = threading.Thread(target=target, name=name, daemon=daemon)
     thread.start()
     return thread
 

@@ -25,6 +25,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -301,8 +302,11 @@ MAX_FAILURES_IN_ROW = 3
 Key = tuple[Any, str]
 """The cache, or without one the call of `Sampler.sample`, and the key of a sample."""
 
-_in_flight: dict[Key, "Sampler"] = {}
+_in_flight: dict[Key, "_Item"] = {}
 """Samples that a sampler of this process is about to request and store."""
+
+_answering: ContextVar[frozenset["_Item"]] = ContextVar("answering", default=frozenset())
+"""Samples for whose answers the caller's own requests are made, also from threads of theirs."""
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_flight.clear)
@@ -326,12 +330,21 @@ class _Waiting:
 
 @dataclass(slots=True, eq=False)
 class _Item:
-    """A sample in a model's queue."""
+    """A sample in a model's queue.
+
+    Attributes:
+        sampler: The sampler that requests it.
+        sent: Whether it has left the queue.
+        followers: Called with the outcome, or `None` if the sampler was closed before.
+    """
 
     key: Key
     call: PreparedRequest
     sample: int
     first: bool
+    sampler: "Sampler"
+    sent: bool = False
+    followers: list[Callable[[Outcome | None], None]] = field(default_factory=list)
 
 
 @dataclass(slots=True, eq=False)
@@ -401,8 +414,9 @@ class Sampler:
         self._wanted: dict[Key, list[tuple[_Waiting, int]]] = {}
         self._new: list[tuple[PreparedRequest, int, _Waiting, int]] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._flights: set[Key] = set()
-        self._followers: dict[Key, list[Callable[[Outcome | None], None]]] = {}
+        self._flights: dict[Key, _Item] = {}
+        self._outer = _answering.get()
+        self._outer_samplers = {item.sampler for item in self._outer}
         self._waits: set[_Waiting] = set()
         self._stack = AsyncExitStack()
         self._started = self._failed = self._closed = False
@@ -471,7 +485,7 @@ class Sampler:
                 wanted.append((waiting, index))
                 continue
             self._wanted[key] = [(waiting, index)]
-            item = _Item(key, call, 0 if call.equal else sample, waiting.first)
+            item = _Item(key, call, 0 if call.equal else sample, waiting.first, self)
             sought.setdefault(id(model), {})[key] = item
         for items in sought.values():
             self._look_up_model(items)
@@ -505,19 +519,27 @@ class Sampler:
         """Queue samples, except those that another sampler is about to request."""
         mine = []
         for item in items:
+            flight = _in_flight.get(item.key) if queue.model.cache else None
             if queue.error:
                 self._deliver(item.key, queue.error)
-            elif queue.model.cache and (flight := _in_flight.get(item.key)):
-                followers = flight._followers.setdefault(item.key, [])
-                followers.append(partial(self._on_flight_done, queue, item))
+            elif flight and self._may_await(flight):
+                flight.followers.append(partial(self._on_flight_done, queue, item))
             else:
                 mine.append(item)
-        if queue.model.cache:
-            for item in mine:
-                self._flights.add(item.key)
-                _in_flight[item.key] = self
+                if queue.model.cache and not flight:
+                    self._flights[item.key] = _in_flight[item.key] = item
         queue.waiting.extend(_group([item for item in mine if not item.first]))
         queue.waiting.extendleft(reversed(_group([item for item in mine if item.first])))
+
+    def _may_await(self, flight: _Item) -> bool:
+        """Return whether another sampler's request ends even if the caller waits for it.
+
+        A model that sends requests in order to answer must not wait for its own answer, nor for a
+        request that may be queued behind it.
+        """
+        if flight.sampler not in self._outer_samplers:
+            return True
+        return flight.sent and flight not in self._outer
 
     def _on_flight_done(self, queue: ModelQueue, item: _Item, outcome: Outcome | None) -> None:
         """Deliver another sampler's outcome; request the sample if that one was cancelled."""
@@ -531,9 +553,8 @@ class Sampler:
 
     def _end_flight(self, key: Key, outcome: Outcome | None) -> None:
         """Pass an outcome on to other samplers; without one they request the sample themselves."""
-        self._flights.remove(key)
         del _in_flight[key]
-        for follow in self._followers.pop(key, ()):
+        for follow in self._flights.pop(key).followers:
             follow(outcome)
 
     def _deliver(self, key: Key, outcome: Outcome) -> None:
@@ -596,6 +617,9 @@ class Sampler:
 
     async def _run_batch(self, queue: ModelQueue, batch: list[_Item]) -> None:
         began = time.monotonic()
+        for item in batch:
+            item.sent = True
+        _answering.set(self._outer.union(batch))
         outcomes = await self._send_batch(queue, batch)
         failed: UserError | None = None
         for item, outcome in zip(batch, outcomes, strict=False):

@@ -20,7 +20,7 @@ import searches
 
 from swarm import cache as entry
 from swarm.errors import UserError
-from swarm.models.base import Completion, Delta, Message, Request, Token
+from swarm.models.base import Completion, Delta, Message, Model, Request, Token
 from swarm.models.cache import Cache, make_cache_key
 from swarm.models.function import FunctionModel
 from swarm.models.openai import OpenAI
@@ -483,3 +483,30 @@ def test_two_processes_that_ask_at_once_have_the_same_answers(tmp_path: Path) ->
         first, second = (process.communicate(timeout=120)[0] for process in running)
         assert 40 <= len(server.asked) <= 80
     assert first == second and len(first.splitlines()) == 40
+
+
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_a_model_that_asks_for_what_it_is_answering_gets_an_answer(
+    tmp_path: Path, batch_size: int
+) -> None:
+    """Neither its own request nor one that is queued behind it is waited for."""
+
+    class Asking(Model):
+        depth = 0
+
+        def generate(self, requests: Sequence[Request]) -> list[Completion]:
+            self.depth += 1
+            if self.depth == 1:
+                return ask()[: len(requests)]
+            return [Completion(f"{one.prompt} {self.depth}") for one in requests]
+
+    asking = Asking()
+    model = CachedModel(asking, Cache(str(tmp_path / "c")), ["m"], "m", batch_size)
+
+    def ask() -> list[Completion]:
+        return model.generate([Request("a"), Request("b")])
+
+    with ThreadPoolExecutor() as pool:
+        texts = [one.text for one in pool.submit(ask).result(20)]
+    assert [text[0] for text in texts] == ["a", "b"]
+    assert [one.text for one in ask()] == texts

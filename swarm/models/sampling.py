@@ -305,7 +305,7 @@ Key = tuple[Any, str]
 _in_flight: dict[Key, "_Item"] = {}
 """Samples that a sampler of this process is about to request and store."""
 
-_answering: ContextVar[frozenset["_Item"]] = ContextVar("answering", default=frozenset())
+_answering: ContextVar[tuple["_Item", ...]] = ContextVar("answering", default=())
 """Samples for whose answers the caller's own requests are made, also from threads of theirs."""
 
 if hasattr(os, "register_at_fork"):
@@ -619,7 +619,7 @@ class Sampler:
         began = time.monotonic()
         for item in batch:
             item.sent = True
-        _answering.set(self._outer.union(batch))
+        _answering.set((*self._outer, *batch))
         outcomes = await self._send_batch(queue, batch)
         failed: UserError | None = None
         for item, outcome in zip(batch, outcomes, strict=False):

@@ -344,7 +344,7 @@ class _Item:
     first: bool
     sampler: "Sampler"
     sent: bool = False
-    followers: list[Callable[[Outcome | None], None]] = field(default_factory=list)
+    followers: list[Callable[[Outcome | None], None]] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -523,6 +523,7 @@ class Sampler:
             if queue.error:
                 self._deliver(item.key, queue.error)
             elif flight and self._may_await(flight):
+                flight.followers = flight.followers or []
                 flight.followers.append(partial(self._on_flight_done, queue, item))
             else:
                 mine.append(item)
@@ -554,7 +555,7 @@ class Sampler:
     def _end_flight(self, key: Key, outcome: Outcome | None) -> None:
         """Pass an outcome on to other samplers; without one they request the sample themselves."""
         del _in_flight[key]
-        for follow in self._flights.pop(key).followers:
+        for follow in self._flights.pop(key).followers or ():
             follow(outcome)
 
     def _deliver(self, key: Key, outcome: Outcome) -> None:
@@ -604,12 +605,10 @@ class Sampler:
         while True:
             await self._run_batch(queue, batch)
             queue.active, self.active = queue.active - 1, self.active - 1
-            others = any(
-                one.can_start(self.probe) for one in self._queues.values() if one is not queue
-            )
-            if self._new or others or self._failed or self.active >= self.limit:
+            if self._new or self._failed or self.active >= self.limit:
                 break
-            if not queue.can_start(self.probe):
+            ready = [one for one in self._queues.values() if one.can_start(self.probe)]
+            if ready != [queue]:
                 break
             queue.active, self.active = queue.active + 1, self.active + 1
             batch = queue.next_batch()
@@ -637,36 +636,43 @@ class Sampler:
         """Send a batch and store its answers."""
         model = queue.model
         try:
-            async with queue.opening:
-                if queue.send is None and queue.error is None:
-                    queue.send = await self._stack.enter_async_context(model.open_session())
-        except UserError as error:
-            queue.error = error
-        if queue.send is None:
-            assert queue.error
-            return [queue.error] * len(batch)
-        try:
-            answers = await queue.send([(item.call, item.sample) for item in batch])
+            send = queue.send or await self._open(queue)
+            answers = await send([(item.call, item.sample) for item in batch])
         except UserError as error:
             return [error] * len(batch)
         found = list(zip(batch, answers, strict=False))
-        complete = {
-            item.key[1]: answer
-            for item, answer in found
-            if model.cache and not isinstance(answer, UserError)
-            if model.is_complete(item.call, answer)
-        }
-        try:
-            stored = await queue.writer.store(complete)
-        except UserError as error:  # further answers would be lost as well
-            queue.error = error
-            return [error] * len(batch)
+        stored: dict[str, CompletionFields] = {}
+        if model.cache:
+            complete = {
+                item.key[1]: answer
+                for item, answer in found
+                if not isinstance(answer, UserError) and model.is_complete(item.call, answer)
+            }
+            try:
+                stored = await queue.writer.store(complete)
+            except UserError as error:  # further answers would be lost as well
+                queue.error = error
+                return [error] * len(batch)
         return [
             answer
             if isinstance(answer, UserError)
             else model.build_completion(stored.get(item.key[1], answer), cached=False)
             for item, answer in found
         ]
+
+    async def _open(self, queue: ModelQueue) -> Send:
+        """Open the model's session, once."""
+        async with queue.opening:
+            if queue.error:
+                raise queue.error
+            if queue.send is None:
+                try:
+                    session = queue.model.open_session()
+                    queue.send = await self._stack.enter_async_context(session)
+                except UserError as error:
+                    queue.error = error
+                    raise
+            return queue.send
 
     def _count_answer(self, queue: ModelQueue) -> None:
         if not queue.model.answered:

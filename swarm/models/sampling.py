@@ -672,7 +672,8 @@ class Sampler:
                 except UserError as error:
                     queue.error = error
                     raise
-            return queue.send
+            send: Send = queue.send
+            return send
 
     def _count_answer(self, queue: ModelQueue) -> None:
         if not queue.model.answered:

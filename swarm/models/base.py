@@ -7,8 +7,9 @@ interface.
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from types import NoneType
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
+from swarm._util.settings import Number
 from swarm.errors import UserError
 
 
@@ -424,27 +425,16 @@ def sum_usage(completions: Iterable[Completion]) -> Usage:
     return found
 
 
-def compute_cost(answer: Mapping[str, Any], prices: Mapping[str, float]) -> float:
-    """Return the cost of an answer's tokens; prices are per million tokens."""
+Prices = Annotated[Mapping[Literal["prompt", "new"], Number], "such as {prompt: 0.1, new: 0.4}"]
+"""Prices of a million prompt and new tokens."""
+
+
+def compute_cost(answer: Mapping[str, Any], prices: Prices) -> float:
+    """Return the cost of an answer's tokens."""
     if not prices:
         return 0.0
     prompt, new = prices.get("prompt", 0.0), prices.get("new", 0.0)
     return float(prompt * answer.get("prompt_tokens", 0) + new * answer.get("new_tokens", 0)) / 1e6
-
-
-def validate_prices(prices: object) -> dict[str, float]:
-    """Validate prices per million prompt and new tokens.
-
-    Raises:
-        UserError: The prices are invalid.
-    """
-    if prices is None:
-        return {}
-    if isinstance(prices, Mapping) and set(prices) <= {"prompt", "new"}:
-        found = {str(kind): price for kind, price in prices.items()}
-        if all(isinstance(p, (int, float)) and 0 <= p < float("inf") for p in found.values()):
-            return found
-    raise UserError(f"prices={prices!r}: must be null or a mapping such as {{prompt: 0.1, new: 1}}")
 
 
 def truncate_at_stop(completion: Completion, stops: Sequence[str]) -> Completion:

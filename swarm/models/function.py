@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from swarm._util.settings import Positive, checked
 from swarm._util.threads import (
     Cancelled,
     forward_items,
@@ -51,9 +52,6 @@ class ThreadedModel(SampledModel):
     Attributes:
         turns: Rate limiter.
         throttle: Adaptive rate accepted by the model's server, if it has one.
-
-    Raises:
-        UserError: The concurrency is invalid.
     """
 
     def __init__(
@@ -63,8 +61,6 @@ class ThreadedModel(SampledModel):
         cache: Cache | None = None,
         identity: Sequence[Any] = (),
     ) -> None:
-        if type(concurrency) is not int or concurrency < 1:
-            raise UserError(f"{label}: concurrency={concurrency!r}: must be an integer, 1 or more")
         self.label = self.cache_label = label
         self.cache, self._identity = cache, list(identity)
         self._limit_concurrency(concurrency)
@@ -144,6 +140,7 @@ class _ThreadExchange:
             closed.set()
 
 
+@checked()
 class FunctionModel(ThreadedModel):
     """Answers with the return value of a function, or the pieces that it yields.
 
@@ -161,7 +158,7 @@ class FunctionModel(ThreadedModel):
         UserError: A value is invalid.
     """
 
-    def __init__(self, function: str | Callable[..., Any], concurrency: int = 1) -> None:
+    def __init__(self, function: str | Callable[..., Any], concurrency: Positive = 1) -> None:
         if not callable(function):
             module, found, name = str(function).partition(":")
             if not (module and found and name):

@@ -6,6 +6,7 @@ from difflib import get_close_matches
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from swarm._util.settings import Positive, Text, checked
 from swarm.errors import UserError, install_command
 from swarm.models.base import Completion, Delta, Request, Stream
 from swarm.models.cache import Cache
@@ -30,6 +31,7 @@ OPTION_NAMES = {
 """Names of the request's settings in plugins; the first one that a model has is used."""
 
 
+@checked()
 class LLM(ThreadedModel):
     """A model known to `llm`, with llm's keys and settings; nothing is written to llm's log.
 
@@ -50,10 +52,8 @@ class LLM(ThreadedModel):
     """
 
     def __init__(
-        self, model: str, concurrency: int | None = None, cache: Cache | None = None
+        self, model: Text, concurrency: Positive | None = None, cache: Cache | None = None
     ) -> None:
-        if not isinstance(model, str) or not model.strip():
-            raise UserError(f"model={model!r}: must be the name of a model of llm")
         super().__init__(f"llm/{model}", concurrency or 1, cache, ("llm", model))
         self.model, self._concurrency = model, concurrency
         self._model: Any = None

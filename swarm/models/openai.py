@@ -6,18 +6,19 @@ from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from swarm._util.secrets import HIDDEN, SECRET
+from swarm._util.settings import Positive, Text, checked
 from swarm.errors import UserError
 from swarm.models.base import (
     Completion,
     Delta,
+    Prices,
     Request,
     Stream,
     Usage,
     compute_cost,
-    validate_prices,
 )
 from swarm.models.cache import Cache, make_cache_key
 from swarm.models.http import Call, HttpClient, HttpSession, ParseResponse
@@ -57,6 +58,10 @@ support them.
 BASE_URL, API_KEY_ENV = "https://api.openai.com/v1", "OPENAI_API_KEY"
 
 
+TokensField = Literal["max_tokens", "max_completion_tokens"]
+
+
+@checked()
 class OpenAI(SampledModel):
     """Client of `base_url`/chat/completions; a plain text prompt is sent as one user turn.
 
@@ -99,28 +104,21 @@ class OpenAI(SampledModel):
 
     def __init__(
         self,
-        model: str | None,
+        model: Text | None,
         base_url: str = BASE_URL,
         api_key_env: str | None = API_KEY_ENV,
         temperature: float | None = 0.0,
         seed: int | None = None,
         body: Mapping[str, Any] | None = None,
-        tokens_field: str = "max_tokens",
-        prices: Mapping[str, float] | None = None,
+        tokens_field: TokensField = "max_tokens",
+        prices: Prices | None = None,
         limits: Limits | None = None,
         cache: Cache | None = None,
-        samples_at_once: int = 1,
+        samples_at_once: Positive = 1,
         client: HttpClient | None = None,
         greedy_once: bool = True,
     ) -> None:
-        # Validate the URL first: later messages repeat it, and it must contain no password.
         url = chat_url(base_url)
-        if model is not None and (not isinstance(model, str) or not model.strip()):
-            raise UserError(f"model={model!r}: must be the name of a model at {base_url}")
-        if tokens_field not in (fields := ("max_tokens", "max_completion_tokens")):
-            raise UserError(f"tokens_field={tokens_field!r} is not one of {', '.join(fields)}")
-        if type(samples_at_once) is not int or samples_at_once < 1:
-            raise UserError(f"samples_at_once={samples_at_once!r}: must be an integer, 1 or more")
         if client and not (
             url in (chat_url(BASE_URL), client.url)
             and api_key_env in (API_KEY_ENV, client.api_key_env)
@@ -130,7 +128,7 @@ class OpenAI(SampledModel):
         self.model, self.tokens_field, self.samples_at_once = model, tokens_field, samples_at_once
         fixed = {"model": model, "temperature": temperature, "seed": seed, **(body or {})}
         self.fixed = {key: value for key, value in fixed.items() if value is not None}
-        self.prices = validate_prices(prices)
+        self.prices: Prices = prices or {}
         name = model or "the model"
         self.client = (
             client.for_model(name) if client else HttpClient(name, url, api_key_env, limits)

@@ -1,18 +1,20 @@
 """Named endpoints with their key variables, limits and prices, from YAML files; sample counts."""
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import fields
-from difflib import get_close_matches
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from swarm._util.files import conf_folder
+from swarm._util.settings import Number, Positive, Settings, parse_settings
 from swarm.errors import UserError
-from swarm.models.base import validate_prices
+from swarm.models.base import Prices
 from swarm.models.http import HttpClient
-from swarm.models.openai import OpenAI
+from swarm.models.openai import OpenAI, TokensField
 from swarm.models.openai_protocol import chat_url
 from swarm.models.rate_limit import Limits
 from swarm.models.transport import validate_env_name, validate_url
@@ -60,48 +62,58 @@ PROVIDERS_VARIABLE = "MODEL_SWARMS_PROVIDERS"
 OFFICIAL_API_URL = "https://api.openai.com/"
 """Endpoint whose newer models accept max_completion_tokens only; others need not support it."""
 
-NUMBER_TYPES = (int, float, type(None))
 
-PROVIDER_KEYS: dict[str, tuple[tuple[type, ...], str]] = {
-    "base_url": ((str,), "a URL"),
-    "base_url_env": ((str, type(None)), "the name of an environment variable, or null"),
-    "api_key_env": ((str, type(None)), "the name of an environment variable, or null"),
-    "limits": ((dict,), "a mapping such as {concurrency: 16}"),
-    "tokens_field": ((str, type(None)), "max_tokens, max_completion_tokens or null"),
-    "samples_at_once": ((int,), "an integer, 1 or more"),
-    "temperature": (NUMBER_TYPES, "a number or null"),
-    "seed": ((int, type(None)), "an integer or null"),
-    "body": ((dict,), "a mapping of request fields"),
-    "prices": ((dict,), "a mapping such as {gpt-4o-mini: {prompt: 0.1, new: 0.4}}"),
-}
-"""Allowed keys of a provider: types, and their description in messages."""
+def _hide_value(error: UserError) -> UserError:
+    """Return an error of settings without the value, which may be a secret."""
+    return UserError(re.sub(r"^([\w.]+)=.*: must be ", r"\1: must be ", str(error)))
 
 
-class Provider:
-    """One endpoint and its models, which share the endpoint's limits.
+def _parse_limits(values: object) -> object:
+    if not isinstance(values, dict):
+        raise UserError("limits: must be a mapping such as {concurrency: 16}")
+    try:
+        return Limits(**values)
+    except UserError as error:
+        raise _hide_value(error) from None
 
-    Args:
+
+class Provider(Settings):
+    """One endpoint and its models, which share the endpoint's limits; see conf/providers.yaml.
+
+    Attributes:
         name: Prefix of its model names.
-        settings: Keys as described in conf/providers.yaml; base_url is required.
-
-    Raises:
-        UserError: A key or value is invalid; the message begins with the key and does not repeat
-            the value, which may be a secret.
     """
 
-    def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
-        check_keys(settings)
-        self.name = name
-        if "base_url" not in settings:
-            raise UserError("base_url is missing: set the endpoint's URL without /chat/completions")
-        self.base_url = validate_url(settings["base_url"])
-        self.base_url_env = _parse_env_name("base_url_env", settings)
-        self.api_key_env = _parse_env_name("api_key_env", settings)
-        self.limits = Limits(**settings.get("limits", {}))
-        self.tokens_field: str | None = settings.get("tokens_field")
-        self.samples_at_once: int = settings.get("samples_at_once", 1)
-        self.request_defaults = {key: settings.get(key) for key in ("temperature", "seed", "body")}
-        self.prices = {str(m): _parse_price(m, p) for m, p in settings.get("prices", {}).items()}
+    name: str
+    base_url: Annotated[
+        str, AfterValidator(validate_url), "the endpoint's URL without /chat/completions"
+    ]
+    base_url_env: Annotated[
+        str | None, AfterValidator(partial(validate_env_name, key="base_url_env"))
+    ] = None
+    api_key_env: Annotated[str | None, AfterValidator(validate_env_name)] = None
+    limits: Annotated[Limits, BeforeValidator(_parse_limits)] = Limits()
+    tokens_field: TokensField | None = None
+    samples_at_once: Positive = 1
+    temperature: Number | None = None
+    seed: int | None = None
+    body: dict[str, Any] = Field(default_factory=dict)
+    prices: Annotated[dict[str, Prices], "such as {gpt-4o-mini: {prompt: 0.1, new: 0.4}}"] = Field(
+        default_factory=dict
+    )
+
+    @classmethod
+    def parse(cls, name: str, settings: Mapping[str, Any]) -> "Provider":
+        """Check a provider's settings.
+
+        Raises:
+            UserError: A key or value is invalid; the message begins with the key and does not
+                repeat the value, which may be a secret.
+        """
+        try:
+            return parse_settings(cls, {**settings, "name": name})
+        except UserError as error:
+            raise _hide_value(error) from None
 
     def create_model(self, name: str, **settings: Any) -> OpenAI:
         """Create one of the endpoint's models.
@@ -124,7 +136,9 @@ class Provider:
             "samples_at_once": self.samples_at_once,
             "prices": self.prices.get(name),
             "client": self.client,
-            **self.request_defaults,
+            "temperature": self.temperature,
+            "seed": self.seed,
+            "body": self.body,
         }
         return OpenAI(name, **{**defaults, **settings})
 
@@ -182,7 +196,7 @@ class Providers(Mapping[str, Provider]):
         providers = {}
         for name, keys in settings.items():
             try:
-                providers[name] = Provider(name, keys)
+                providers[name] = Provider.parse(name, keys)
             except UserError as error:
                 raise UserError(f"{origin[name]}: {name}: {error}") from None
         return cls(providers)
@@ -227,32 +241,7 @@ def read_provider_settings(file: Path) -> dict[str, dict[str, Any]]:
             raise UserError(f"{file}: {name!r}: a provider name must not contain /")
         if not isinstance(settings, dict):
             raise UserError(f"{file}: {name}: must be a mapping such as {{base_url: ...}}")
-        try:
-            check_keys(settings)
-        except UserError as error:
-            raise UserError(f"{file}: {name}: {error}") from None
     return found
-
-
-def check_keys(settings: Mapping[Any, Any]) -> None:
-    """Check the names of all keys and the types of their values.
-
-    Raises:
-        UserError: One is invalid.
-    """
-    for key, value in settings.items():
-        _check_known_key(key, PROVIDER_KEYS, "")
-        kinds, allowed = PROVIDER_KEYS[key]
-        if not isinstance(value, kinds) or isinstance(value, bool):
-            raise UserError(f"{key}: must be {allowed}")
-    if settings.get("samples_at_once", 1) < 1:
-        raise UserError(f"samples_at_once: must be {PROVIDER_KEYS['samples_at_once'][1]}")
-    if settings.get("tokens_field") not in (None, "max_tokens", "max_completion_tokens"):
-        raise UserError(f"tokens_field: must be {PROVIDER_KEYS['tokens_field'][1]}")
-    for key, value in settings.get("limits", {}).items():
-        _check_known_key(key, [field.name for field in fields(Limits)], "limits.")
-        if not isinstance(value, NUMBER_TYPES):
-            raise UserError(f"limits.{key}: must be a number or null")
 
 
 def merge_settings(before: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
@@ -271,30 +260,3 @@ def _find_user_file(file: str | Path | None) -> Path | None:
     config_home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     default = config_home / "model-swarms" / "providers.yaml"
     return default if default.is_file() else None
-
-
-def _check_known_key(key: object, keys: Any, above: str) -> None:
-    if key in keys:
-        return
-    matches = get_close_matches(str(key), keys, 1)
-    suggestion = f"did you mean {matches[0]}?" if matches else f"allowed: {', '.join(keys)}"
-    raise UserError(f"{above}{key}: no such key; {suggestion}")
-
-
-def _parse_env_name(key: str, settings: Mapping[str, Any]) -> str | None:
-    try:
-        return validate_env_name(settings.get(key))
-    except UserError as error:
-        raise UserError(str(error).replace("api_key_env", key)) from None
-
-
-def _parse_price(model: object, prices: object) -> dict[str, float]:
-    priced = {} if prices is None else prices
-    if not isinstance(priced, dict) or not all(
-        isinstance(p, NUMBER_TYPES) for p in priced.values()
-    ):
-        raise UserError(f"prices.{model}: must be a mapping such as {{prompt: 0.1, new: 0.4}}")
-    try:
-        return validate_prices(prices)
-    except UserError as error:
-        raise UserError(f"prices.{model}: {error}") from None

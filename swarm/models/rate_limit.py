@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from swarm.errors import UserError
+from swarm._util.settings import Count, Number, Positive, PositiveNumber, checked
 
 
+@checked("limits")
 @dataclass(frozen=True)
 class Limits:
     """Limits on requests to a server; they do not affect answers.
@@ -34,30 +35,13 @@ class Limits:
         UserError: A value is invalid.
     """
 
-    concurrency: int = 16
-    requests_per_minute: float | None = None
-    tokens_per_minute: float | None = None
-    connect_timeout: float = 10.0
-    timeout: float = 120.0
-    retries: int = 12
-    rate_limit_timeout: float = 600.0
-
-    def __post_init__(self) -> None:
-        for key, least in (("concurrency", 1), ("retries", 0)):
-            value = getattr(self, key)
-            if type(value) is not int or value < least:
-                raise UserError(f"limits.{key}={value!r}: must be an integer, {least} or more")
-        for key in ("requests_per_minute", "tokens_per_minute", "connect_timeout", "timeout"):
-            value = getattr(self, key)
-            if value is None and key.endswith("per_minute"):
-                continue
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not number or not 0 < value < float("inf"):
-                raise UserError(f"limits.{key}={value!r}: must be a number above 0")
-        timeout = self.rate_limit_timeout
-        number = isinstance(timeout, (int, float)) and not isinstance(timeout, bool)
-        if not number or not 0 <= timeout < float("inf"):
-            raise UserError(f"limits.rate_limit_timeout={timeout!r}: must be a number, 0 or more")
+    concurrency: Positive = 16
+    requests_per_minute: PositiveNumber | None = None
+    tokens_per_minute: PositiveNumber | None = None
+    connect_timeout: PositiveNumber = 10.0
+    timeout: PositiveNumber = 120.0
+    retries: Count = 12
+    rate_limit_timeout: Number = 600.0
 
 
 class Pacer:

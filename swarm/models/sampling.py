@@ -668,12 +668,12 @@ class Sampler:
             if queue.send is None:
                 try:
                     session = queue.model.open_session()
-                    queue.send = await self._stack.enter_async_context(session)
+                    send: Send = await self._stack.enter_async_context(session)
                 except UserError as error:
                     queue.error = error
                     raise
-            send: Send = queue.send
-            return send
+                queue.send = send
+            return queue.send
 
     def _count_answer(self, queue: ModelQueue) -> None:
         if not queue.model.answered:

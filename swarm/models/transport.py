@@ -58,7 +58,7 @@ def split_url(url: object) -> SplitResult | None:
         return None
 
 
-def validate_env_name(name: object) -> str | None:
+def validate_env_name(name: object, key: str = "api_key_env") -> str | None:
     """Return `name` if it is `None` or a valid name of an environment variable.
 
     Raises:
@@ -67,8 +67,8 @@ def validate_env_name(name: object) -> str | None:
     if name is None or (isinstance(name, str) and re.fullmatch(r"[A-Z_][A-Z0-9_]*", name)):
         return name
     raise UserError(
-        "api_key_env: must be the name of an environment variable (capital letters, digits "
-        "and _), not the key itself; null if no key is needed"
+        f"{key}: must be the name of an environment variable (capital letters, digits "
+        "and _), not the key itself; null if none is needed"
     )
 
 

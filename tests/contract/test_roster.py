@@ -143,7 +143,7 @@ def test_a_name_has_one_model_of_its_kind(tmp_path: Path) -> None:
 
 
 def test_answers_are_kept_unless_the_cache_is_off(server: endpoints.Endpoint) -> None:
-    providers = Providers({"mine": Provider("mine", {"base_url": server.url})})
+    providers = Providers({"mine": Provider(name="mine", base_url=server.url)})
     for _ in range(2):
         Roster(providers).model("mine/m").generate([Request("hi")])
     assert len(server.asked) == 1 and "temperature" not in server.asked[0].body
@@ -179,7 +179,7 @@ def test_what_tells_a_model_from_its_namesakes(
     def told(**settings: object) -> dict[str, str]:
         sys.modules.pop("spoken", None)
         linecache.clearcache()
-        provider = Provider("mine", {"base_url": "http://box/v1", **settings})
+        provider = Provider.parse("mine", {"base_url": "http://box/v1", **settings})
         roster = Roster(Providers({"mine": provider}))
         return {name: json.dumps(model_identity(roster.model(name))) for name in names}
 

@@ -253,7 +253,7 @@ def test_what_is_needed_is_looked_for_first(monkeypatch: pytest.MonkeyPatch) -> 
             LLMJudge(OpenAI("small"), **wrong)  # type: ignore[arg-type]
     mine = LLMJudge(OpenAI("small"), question="asked")
     assert (
-        mine.item_error({"prompt": "a"}) == 'it has no "asked"'
+        mine.item_error({"prompt": "a"}) == 'it has no "asked", but "prompt"'
         and mine.item_error({"asked": "a"}) is None
     )
     assert mine.highest == 1.0 and mine.votes is False

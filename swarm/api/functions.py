@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from swarm._util.files import short_digest
 from swarm.api.overrides import (
@@ -241,7 +241,7 @@ def evaluate(
     model: Evaluable | None = None,
     /,
     task: str | Task = DEFAULT_TASK,
-    split: str = "test",
+    split: Literal["dev", "test"] = "test",
     *,
     device: str | None = None,
     out: str | Path | None = None,
@@ -277,7 +277,7 @@ def evaluate(
     chosen, config = _resolve_task(task, [*to_overrides(keys), *to_overrides(overrides)])
     candidate = _resolve_candidate(model, roster or Roster(device=device))
     told_of = {"task": config, "candidate": {"names": candidate.names}}
-    evaluation = Evaluation(chosen, candidate, split, device, None if out is None else str(out))
+    evaluation = Evaluation(chosen, candidate, split, device, out)
     return EvaluationResult(evaluation.run(told_of), evaluation.answer_rows(), chosen)
 
 

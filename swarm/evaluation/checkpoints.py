@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -132,7 +132,10 @@ class SavedEnsembleCandidate(VotingCandidate):
     """
 
     def __init__(
-        self, file: str | None, base: BaseModel | None = None, rule: str | None = None
+        self,
+        file: str | None,
+        base: BaseModel | None = None,
+        rule: Literal["majority", "weighted"] | None = None,
     ) -> None:
         if not isinstance(file, str) or not file.strip():
             raise UserError(

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
@@ -19,8 +19,9 @@ from swarm._util.files import (
     write_json,
 )
 from swarm._util.secrets import identity_values
+from swarm._util.settings import checked
 from swarm._util.terminal import NO_PRICE, format_cost, pluralize
-from swarm.engine.base_model import choose_device as choose_device  # re-exported
+from swarm.engine.base_model import choose_device
 from swarm.errors import UserError
 from swarm.evaluation.base import Candidate, JobUsage
 from swarm.loop.context import check_context
@@ -38,7 +39,7 @@ from swarm.runs.verdict import (
     shorten_text,
 )
 from swarm.stats.significance import PairedTest
-from swarm.tasks.base import Item, Score, Task, check_split
+from swarm.tasks.base import Item, Score, Task
 from swarm.tasks.metrics import Measured, measure, paired_gain
 
 
@@ -69,10 +70,11 @@ def prepare_candidate(candidate: Candidate, task: Task, device: str = "cpu") -> 
     """Check and load a candidate, once; then `score_candidate` works on any split.
 
     Raises:
-        UserError: As `check_candidate` and `load_candidate`.
+        UserError: As `check_candidate`, or something cannot be opened.
     """
     check_candidate(candidate, task)
-    load_candidate(candidate, task, device)
+    task.open(device)
+    candidate.open(device)
 
 
 def check_candidate(
@@ -99,16 +101,6 @@ def check_candidate(
     task.metric_task.check_scale()
 
 
-def load_candidate(candidate: Candidate, task: Task, device: str) -> None:
-    """Load what both need.
-
-    Raises:
-        UserError: As `Candidate.open`, or a resource of the task cannot be opened.
-    """
-    task.open(device)
-    candidate.open(device)
-
-
 def score_candidate(candidate: Candidate, task: Task, split: str) -> SplitScores:
     """Score a prepared candidate on "dev" or "test", by the task's metric."""
     task, meter = task.metric_task, JobUsage()
@@ -119,50 +111,10 @@ def score_candidate(candidate: Candidate, task: Task, split: str) -> SplitScores
     return SplitScores(candidate.names, items, scores, meter, seconds, candidate.usage_per_voter())
 
 
-def summarize_scores(task: Task, found: SplitScores) -> list[dict[str, Any]]:
-    """Return each voter's name, what it `measure`s by the task's metric, and usage if known."""
-    task = task.metric_task
-    account = found.account or [{} for _ in found.names]
-    return [
-        {
-            "name": name,
-            **asdict(measure(task, scores, found.items)),
-            **took,
-        }
-        for name, scores, took in zip(found.names, found.scores, account, strict=True)
-    ]
-
-
-def summarize_constants(task: Task, split: str) -> Compared | None:
-    """Return the results of the best constant answers, chosen on dev, on dev and on this split.
-
-    `None` if answers cannot be graded, or there is no dev split.
-    """
-    task = task.metric_task
-    if not task.votes:
-        return None
-    try:
-        dev = task.items("dev")
-    except UserError:
-        return None
-    return compare_constant_answers(task, dev, task.items("test") if split == "test" else ())
-
-
-def compare_with_best(task: Task, found: SplitScores) -> dict[str, Any]:
-    """Compare the first voter with the best of the others, on the same items.
-
-    Its keys: "best", and "gain" as a `PairedTest`. The best of several is chosen on these very
-    items, so its utility is biased upward slightly.
-    """
-    task = task.metric_task
-    best = max(range(1, len(found.names)), key=lambda voice: task.utility(found.scores[voice]))
-    gain = paired_gain(task, found.scores[0], found.scores[best])
-    return {"best": found.names[best], "gain": asdict(gain)}
-
-
 RESULT_FILE = "result.json"
 
 
+@checked()
 class Evaluation:
     """One candidate on one split of a task; cheap to construct, `run` does the work.
 
@@ -181,15 +133,12 @@ class Evaluation:
         self,
         task: Task,
         candidate: Candidate,
-        split: str = "test",
+        split: Literal["dev", "test"] = "test",
         device: str | None = None,
-        out: str | None = None,
+        out: str | Path | None = None,
     ) -> None:
-        check_split(split)
         self.task, self.candidate = task, candidate
         self.split, self.device = split, device
-        if out is not None and not isinstance(out, str | Path):
-            raise UserError(f"out={out!r}: must be null or the path of a folder")
         if out is not None and (fault := path_fault(out)):
             raise UserError(f"out={str(out)[:80]!r} {fault}; must be null or a folder's path")
         self.out = None if out is None else as_path(out)
@@ -217,14 +166,20 @@ class Evaluation:
         return known or self._score_candidate(device, identity)
 
     def _score_candidate(self, device: str, identity: Mapping[str, Any]) -> dict[str, Any]:
-        load_candidate(self.candidate, self.task, device)
+        self.task.open(device)
+        self.candidate.open(device)
         self.found = found = score_candidate(self.candidate, self.task, self.split)
-        constant = summarize_constants(self.task, self.split)
+        task = self.task.metric_task
+        account = found.account or [{} for _ in found.names]
+        constant = self._compare_constant_answers(task)
         result = {
             "task": self.task.name,
             "split": self.split,
             "items": len(found.items),
-            "voices": summarize_scores(self.task, found),
+            "voices": [
+                {"name": name, **asdict(measure(task, scores, found.items)), **took}
+                for name, scores, took in zip(found.names, found.scores, account, strict=True)
+            ],
             "constant_answers": asdict(constant) if constant else None,
             "prompts": found.usage.calls,
             "tokens": found.usage.tokens,
@@ -235,11 +190,28 @@ class Evaluation:
             "identity": identity,
         }
         if self.candidate.rivals and len(found.names) > 1:
-            rival = {"rivals": self.candidate.rivals}
-            result["against_best"] = compare_with_best(self.task, found) | rival
+            # Chosen on these very items, so that its utility is biased upward slightly.
+            best = max(range(1, len(found.names)), key=lambda i: task.utility(found.scores[i]))
+            result["against_best"] = {
+                "best": found.names[best],
+                "gain": asdict(paired_gain(task, found.scores[0], found.scores[best])),
+                "rivals": self.candidate.rivals,
+            }
         if self.out:
             self._write_files(result)
         return result
+
+    def _compare_constant_answers(self, task: Task) -> Compared | None:
+        """Return the best constant answers, chosen on dev; `None` without grades or a dev split."""
+        if not task.votes:
+            return None
+        try:
+            dev = task.items("dev")
+        except UserError:
+            return None
+        return compare_constant_answers(
+            task, dev, task.items("test") if self.split == "test" else ()
+        )
 
     def _build_identity(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Return the values that identify an evaluation."""
@@ -263,8 +235,7 @@ class Evaluation:
             return None
         try:
             found: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
-            # Results of earlier versions contain secrets.
-            before = found["identity"] = identity_values(found["identity"])
+            before = found["identity"]
         except (OSError, ValueError, KeyError, TypeError):
             raise UserError(
                 f"out={self.out}: {path} is not an evaluation; choose another folder"
@@ -273,8 +244,7 @@ class Evaluation:
         if differ := [key for key in current if before.get(key) != current[key]]:
             raise UserError(
                 f"out={self.out}: it contains another evaluation ({', '.join(differ)} differ); "
-                "choose "
-                "another folder"
+                "choose another folder"
             )
         return found
 
@@ -312,8 +282,8 @@ def _without_run(settings: Any) -> Any:
 def format_result(result: Mapping[str, Any]) -> str:
     """Format a result in lines."""
     lines = [f"{result['task']}, {result['split']}, {result['items']} items"]
-    for voice in result["voices"]:
-        measured = read_measured(voice)
+    voices = [(voice, read_measured(voice)) for voice in result["voices"]]
+    for voice, measured in voices:
         lines.append(
             f"{voice['name']}: {measured.utility:.3f}, 95 % interval {measured.low:.3f} to "
             f"{measured.high:.3f}, unparsed {100 * measured.unparsed:.1f} %"
@@ -323,9 +293,8 @@ def format_result(result: Mapping[str, Any]) -> str:
             cost = _format_cost(voice)
             lines.append(f"  {voice['calls']:,} calls, {voice['tokens']:,} tokens{cost}")
     lines += _format_constants(result)
-    for voice in result["voices"]:
-        one_answer = read_measured(voice).one_answer
-        lines += format_one_answer_warnings(one_answer, voice["name"], result["split"])
+    for voice, measured in voices:
+        lines += format_one_answer_warnings(measured.one_answer, voice["name"], result["split"])
     if best := result.get("against_best"):
         first = result["voices"][0]["name"]
         words = describe_difference(PairedTest(**best["gain"]), "items", False)

@@ -1,8 +1,9 @@
 """A vote on answers: each member answers alone, and the vote's winner counts."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
+from swarm._util.settings import checked
 from swarm.errors import UserError
 from swarm.evaluation.base import Candidate, JobUsage
 from swarm.evaluation.routing import load_initial_answers
@@ -11,6 +12,7 @@ from swarm.tasks.base import Item, Score, Task
 from swarm.tasks.metrics import majority_vote
 
 
+@checked("candidate")
 class VotingCandidate(Candidate):
     """The vote of all voters of its members on the answers parsed from their texts.
 
@@ -36,15 +38,13 @@ class VotingCandidate(Candidate):
     def __init__(
         self,
         members: Candidate | Sequence[Candidate],
-        rule: str = "majority",
+        rule: Literal["majority", "weighted"] = "majority",
         weights: Sequence[float] | None = None,
         run: str | None = None,
     ) -> None:
-        if rule not in tuple(VOTING_RULES):
-            raise UserError(f"candidate.rule={rule}: must be one of {', '.join(VOTING_RULES)}")
         self.members = list(members) if isinstance(members, Sequence) else [members]
         self.rule, self.run = rule, run
-        self.weights = None if weights is None else [float(weight) for weight in weights]
+        self.weights = None if weights is None else list(weights)
         self.names = ["vote"]
 
     def check(self, task: Task) -> None:

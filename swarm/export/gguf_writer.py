@@ -32,25 +32,6 @@ BLOCK_LENGTH = 32
 
 SUPPORTED = "llama models (model_type llama, without biases) with a byte-level BPE tokenizer"
 
-MODULES = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
-"""Modules of a layer in transformers -> their names in GGUF."""
-
-TOP_MODULES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-}
-
 LLAMA3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -131,16 +112,6 @@ def interleave_rope_rows(weight: "Tensor", heads: int) -> "Tensor":
     return halves.transpose(1, 2).flatten(0, 2).contiguous()
 
 
-def tensor_name(module: str) -> str | None:
-    """Return the GGUF name of a module, without ".weight"; `None` if there is none."""
-    if module in TOP_MODULES:
-        return TOP_MODULES[module]
-    parts = module.split(".", 3)
-    if len(parts) == 4 and parts[:2] == ["model", "layers"] and parts[3] in MODULES:
-        return f"blk.{parts[2]}.{MODULES[parts[3]]}"
-    return None
-
-
 def _count_heads(module: str, config: Mapping[str, Any]) -> int | None:
     """Return the number of heads whose rows are reordered; `None` if the module has none."""
     heads = int(config["num_attention_heads"])
@@ -215,11 +186,12 @@ def _list_tensors(
     import numpy as np
 
     kinds = gguf.GGMLQuantizationType
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     if factors := _llama3_factors(config):
         yield "rope_freqs.weight", np.array(factors, dtype=np.float32), kinds.F32
     for key, weight in model.state_dict().items():
         module = key.removesuffix(".weight")
-        name = tensor_name(module)
+        name = names.get_name(module)
         if name is None:
             raise UserError(f"format=gguf: the model has {key}; supported: {SUPPORTED}")
         if module == "lm_head" and model.config.tie_word_embeddings:
@@ -229,7 +201,7 @@ def _list_tensors(
         values = weight.detach().float().numpy()
         kind = kinds.F16 if values.ndim > 1 else kinds.F32
         if quantize and values.ndim > 1 and values.shape[-1] % BLOCK_LENGTH == 0:
-            rough = quantize == "q4_0" and module not in TOP_MODULES
+            rough = quantize == "q4_0" and name.startswith("blk.")
             kind = kinds.Q4_0 if rough else kinds.Q8_0
         elif kind == kinds.F16 and np.abs(values).max() > np.finfo(np.float16).max:
             raise UserError(f"format=gguf: a weight of {key} exceeds the range of float16")
@@ -305,9 +277,8 @@ def _list_ends(generation: Any) -> list[int]:
 def write_lora_gguf(adapter: Adapter, config: Mapping[str, Any], path: Path, name: str) -> None:
     """Write an adapter as a LoRA for `llama-cli --lora` or Ollama's ADAPTER, in float32.
 
-    llama.cpp has one alpha for all modules and applies s = alpha / r, or s = 1 where alpha is 0. If
-    modules differ in rank or alpha, or the scaling is rsLoRA's, s is multiplied into B, and alpha
-    is 0.
+    The scaling is multiplied into B: llama.cpp has one alpha for all modules, and an alpha of 0
+    adds no scaling, so that modules may differ in rank and alpha.
 
     Args:
         adapter: The adapter.
@@ -326,10 +297,10 @@ def write_lora_gguf(adapter: Adapter, config: Mapping[str, Any], path: Path, nam
     writer.add_type(gguf.GGUFType.ADAPTER)
     writer.add_name(name)
     writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
-    # The scaling is in B; an alpha of 0 adds none.
     writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, 0.0)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     for module in adapter.shapes:
-        key = tensor_name(module)
+        key = names.get_name(module)
         if key is None or (module == "lm_head" and config.get("tie_word_embeddings")):
             raise adapter_error(
                 adapter.folder, f"a GGUF of the base has no {module} of its own; use format=gguf"

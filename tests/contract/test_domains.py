@@ -1,13 +1,12 @@
 """Utilities by domain, the best constant answers, and the warning of one answer throughout."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import commands
 import numpy as np
 import pytest
 import searches
@@ -92,9 +91,9 @@ def constant(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, list[
         tiny.expert(base, pool / name, seed, targets=("q_proj", "v_proj"))
     words = searches.arguments(place, base, pool, task__file=choice_file(place / "doors.json"))
     words = [word for word in words if not word.endswith("tiny.json")]
-    result = searches.run(words)
-    assert result.returncode == 0, result.stderr
-    return place / "search" / "run", " ".join(result.stdout.split()), words
+    result = commands.run("swarm.search", *words)
+    assert result.code == 0, result.err
+    return place / "search" / "run", " ".join(result.out.split()), words
 
 
 def test_a_search_whose_best_gives_one_answer_says_so(
@@ -182,10 +181,10 @@ def baselines(
     file = choice_file(place / "doors.json")
     words = searches.arguments(place, tiny_llama, tiny_pool, task__file=file, **keys)
     words = [word for word in words if not word.endswith("tiny.json")]
-    result = searches.run(words)
-    assert result.returncode == 0, result.stderr
+    result = commands.run("swarm.search", *words)
+    assert result.code == 0, result.err
     state = read_state(place / "search" / "run")
-    return words, state, " ".join(result.stdout.split())
+    return words, state, " ".join(result.out.split())
 
 
 def report_expert(state: dict[str, Any]) -> str:
@@ -234,9 +233,8 @@ def test_the_base_is_the_model_without_experts(
     words, state, _ = baselines
     kept = ("task", "model", "pool.folder")
     keys = [word for word in words if word.startswith(kept)]
-    command = [sys.executable, "-m", "swarm.evaluate", *keys, "candidate=base", f"out={tmp_path}/e"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
+    result = commands.run("swarm.evaluate", *keys, "candidate=base", f"out={tmp_path}/e")
+    assert result.code == 0, result.err
     whole = json.loads((tmp_path / "e" / "result.json").read_text())
     (voice,) = whole["voices"]
     assert voice["utility"] == next(
@@ -248,8 +246,5 @@ def test_an_unknown_baseline_is_refused(
     baselines: tuple[list[str], dict[str, Any], str],
 ) -> None:
     words = [word for word in baselines[0] if not word.startswith("baselines=")]
-    result = searches.run([*words, "baselines=[soop]", "name=other"])
-    assert (
-        result.returncode == 1 and "must be auto or a list of base, soup, recipe" in result.stderr
-    )
-    assert "Traceback" not in result.stderr
+    result = commands.run("swarm.search", *words, "baselines=[soop]", "name=other")
+    assert result.code == 1 and "each base, soup, recipe, experts or routes" in result.err

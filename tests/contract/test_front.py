@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import commands
 import numpy as np
 import pytest
 import run_folders
@@ -129,9 +130,11 @@ def found(tiny_llama: Path, tiny_pool: Path, tmp_path_factory: pytest.TempPathFa
         "optimizer__particles": 8,
         "front": 3,
     }
-    result = searches.run(searches.several(folder, tiny_llama, tiny_pool, "first", **more))
-    assert result.returncode == 0, result.stderr
-    assert "Constraint: B at least" in result.stdout
+    result = commands.run(
+        "swarm.search", *searches.several(folder, tiny_llama, tiny_pool, "first", **more)
+    )
+    assert result.code == 0, result.err
+    assert "Constraint: B at least" in result.out
     return folder / "search" / "first"
 
 
@@ -216,7 +219,7 @@ def test_experts_that_changed_are_not_exported(
     shutil.copytree(tiny_pool, tmp_path / "pool")
     more = {"optimizer": "nsga2", "optimizer__max_iterations": 1, "test": "false"}
     command = searches.several(tmp_path, tiny_llama, tmp_path / "pool", "run", **more)
-    assert searches.run(command).returncode == 0
+    assert commands.run("swarm.search", *command).code == 0
     shutil.copytree(tmp_path / "pool" / "amber", tmp_path / "other")
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         shutil.copy(tmp_path / "pool" / "birch" / name, tmp_path / "pool" / "amber" / name)
@@ -228,7 +231,7 @@ def test_a_swarm_on_a_mixture_has_a_front_too(
     tiny_llama: Path, tiny_pool: Path, tmp_path: Path
 ) -> None:
     command = searches.several(tmp_path, tiny_llama, tiny_pool, "run", optimizer="pso")
-    assert searches.run(command).returncode == 0
+    assert commands.run("swarm.search", *command).code == 0
     folder = tmp_path / "search" / "run"
     assert len(sheet(folder)["points"]) >= 2
     assert not any("test_parts" in point for point in sheet(folder)["points"])
@@ -245,9 +248,11 @@ def test_a_swarm_on_a_mixture_has_a_front_too(
 def test_what_cannot_be_is_one_line(
     more: dict[str, Any], words: str, tiny_llama: Path, tiny_pool: Path, tmp_path: Path
 ) -> None:
-    result = searches.run(searches.arguments(tmp_path, tiny_llama, tiny_pool, **more))
-    assert result.returncode == 1 and words in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
+    result = commands.run(
+        "swarm.search", *searches.arguments(tmp_path, tiny_llama, tiny_pool, **more)
+    )
+    assert result.code == 1 and words in result.err
+    assert len(result.err.strip().splitlines()) == 1
     assert not (tmp_path / "search").exists()
 
 
@@ -265,10 +270,10 @@ def test_a_number_is_no_bound_of_a_signal(
         for word in searches.arguments(tmp_path, tiny_llama, tiny_pool, optimizer="nsga2")
         if not word.startswith("task")
     ]
-    refused = searches.run([*command, *words, "optimizer.constraints={A: 0.5}"])
-    assert "optimizer.constraints.A=0.5: a number is ambiguous" in refused.stderr
-    refused = searches.run([*command, *words, "optimizer.constraints={C: base}"])
-    assert "optimizer.constraints: the task has no part 'C'; it has: A" in refused.stderr
+    refused = commands.run("swarm.search", *command, *words, "optimizer.constraints={A: 0.5}")
+    assert "optimizer.constraints.A=0.5: a number is ambiguous" in refused.err
+    refused = commands.run("swarm.search", *command, *words, "optimizer.constraints={C: base}")
+    assert "optimizer.constraints: the task has no part 'C'; it has: A" in refused.err
 
 
 def test_a_bound_by_a_signal_is_judged_by_the_task_s_own_measure(
@@ -293,7 +298,7 @@ def test_a_bound_by_a_signal_is_judged_by_the_task_s_own_measure(
         if not word.startswith(("task", "optimizer.max"))
     ]
     command += [f"{key.replace('__', '.')}={value}" for key, value in more.items()]
-    result = searches.run(command)
-    assert result.returncode == 0, result.stderr
+    result = commands.run("swarm.search", *command)
+    assert result.code == 0, result.err
     bound = read_verdict(state(tmp_path / "search" / "run")).constraints["B"]
     assert bound.at_least in (0.0, 1 / 6, 2 / 6), "an accuracy, not the signal"

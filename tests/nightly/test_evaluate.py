@@ -11,8 +11,9 @@ import pytest
 import searches
 import small_evaluations
 
+from swarm.engine.base_model import choose_device
 from swarm.errors import UserError
-from swarm.evaluation.evaluation import choose_device, format_result
+from swarm.evaluation.evaluation import format_result
 
 
 def called(arguments: list[str]) -> "subprocess.CompletedProcess[str]":
@@ -92,7 +93,7 @@ def test_help_imports_nothing_heavy() -> None:
 WRONG = [
     (["task=chess"], 2, ["task=chess", "nlgraph"]),
     (["candidate=oracle"], 2, ["candidate=oracle", "ensemble"]),
-    (["split=train"], 1, ["split=train", "dev, test"]),
+    (["split=train"], 1, ["split=train", "dev or test"]),
     (["device=gpu"], 1, ["device=gpu", "cuda:1"]),
     (["candidate=run"], 1, ["candidate.folder"]),
     (["candidate=run", "candidate.folder=nowhere"], 1, ["nowhere"]),

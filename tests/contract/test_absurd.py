@@ -48,9 +48,7 @@ def test_an_absurd_value_is_one_line_and_leaves_nothing(
     assert len(done.err.strip().splitlines()) == 1 and not (tmp_path / "search").exists()
 
 
-@pytest.mark.parametrize(
-    "change", [{"lora_alpha": 1e308}, {"lora_alpha": 10**7}, {"alpha_pattern": {"v_proj": 1e308}}]
-)
+@pytest.mark.parametrize("change", [{"lora_alpha": 10**7}, {"alpha_pattern": {"v_proj": 1e308}}])
 def test_an_absurd_alpha_is_refused(
     change: dict[str, object], tmp_path: Path, tiny_pool: Path
 ) -> None:
@@ -109,8 +107,7 @@ def test_equal_experts_are_named(
 
 
 @pytest.mark.parametrize("plan", ["merged", "stacked"])
-@pytest.mark.parametrize("space", ["factor", "delta"])
-@pytest.mark.parametrize("choices", [(), (" A", " B")])
+@pytest.mark.parametrize(("space", "choices"), [("factor", ()), ("delta", (" A", " B"))])
 def test_what_is_not_finite_names_its_position(
     plan: str, space: str, choices: tuple[str, ...], tiny_llama: Path, tiny_pool: Path
 ) -> None:
@@ -250,13 +247,12 @@ def test_an_error_cannot_steer_the_terminal() -> None:
     assert str(UserError("bi\x1b[31mrch \u202e\x07x")).isprintable()
 
 
-@pytest.mark.parametrize("many", [10_001, 10**6, 10**23])
-def test_more_particles_than_an_ask_can_hold_are_refused(many: int) -> None:
+def test_more_particles_than_an_ask_can_hold_are_refused() -> None:
     for made in (MemeticSwarm, CMAES, Genome, NaturalEvolution):
         with pytest.raises(UserError, match=r"optimizer.particles=\d+: .* at most 10000"):
-            made(particles=many)
+            made(particles=10_001)
     with pytest.raises(UserError, match=r"optimizer.descent.batch=\d+: .* at most 10000"):
-        Descent(batch=many)
+        Descent(batch=10_001)
 
 
 def test_types_that_were_taken_by_their_truth_are_refused(tiny_pool: Path) -> None:

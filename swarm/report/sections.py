@@ -754,12 +754,11 @@ def cost_section(models: PairedComparison) -> ReportSection:
 def _economy_chart(run: RunFolder, spent: dict[str, Any]) -> Chart:
     """Plot the best utility so far against prompts."""
     prompts, best = spent["prompts"], spent["best"]
-    labels = [f"iteration {n}" for n in range(len(best))]
     return Chart(
         "Gain by prompts",
         "prompts on dev",
         objective_label(run),
-        [Series("best so far", prompts, best, "steps", "strong", labels)],
+        [Series("best so far", prompts, best, "steps", "strong")],
         f"{format_count(prompts[-1])} prompts raised the best from {format_number(best[0])} to "
         f"{format_number(best[-1])}"
         f"{signal_suffix(run)}",

@@ -733,10 +733,6 @@ class RunRecord(RunState):
         # The record has copies, as in the file: the optimizer may mutate its own state.
         self.state["rounds"], self.state["optimizer"] = self._record.rounds, self._record.optimizer
 
-    def find_damaged(self) -> list[str]:
-        """See `Record.find_damaged`."""
-        return self._record.find_damaged()
-
     def _answers_file(self, number: int) -> Path:
         return self.folder / answers_path(number)
 

@@ -1,7 +1,6 @@
 """Utilities by domain, the best constant answers, and the warning of one answer throughout."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 import searches
 import small_evaluations
 import tiny
+from task_items import domains_file, exact_match
 
 from swarm.evaluation.evaluation import format_result
 from swarm.export.model_card import describe_numbers
@@ -25,47 +25,13 @@ from swarm.runs.verdict import (
     domain_table,
     read_verdict,
 )
-from swarm.tasks.exact_match import ExactMatch
 from swarm.tasks.multiple_choice import MultipleChoice
 from swarm.ui.run_data import load_run_series
 
-MINI = searches.ROOT / "data" / "nlgraph_mini.json"
-
-
-def match(folder: Path, name: str, dev: Sequence[Any], test: Sequence[Any]) -> ExactMatch:
-    """A task with these gold answers; items have no domain of their own."""
-    splits = {
-        split: [{"id": n, "question": f"{split} {n}", "answer": a} for n, a in enumerate(golds)]
-        for split, golds in (("dev", dev), ("test", test))
-    }
-    path = folder / f"{name}.json"
-    path.write_text(json.dumps(splits))
-    return ExactMatch(name, str(path))
-
-
-def choice_file(path: Path) -> Path:
-    """Choices of two domains, 20 items each a split; the right letters take turns."""
-
-    def item(number: int) -> dict[str, Any]:
-        domain, letters = (("doors", "AB"), ("paths", "ABC"))[number % 2]
-        choices = {letter: f"{letter.lower()}{number}" for letter in letters}
-        gold = letters[number // 2 % len(letters)]
-        return {
-            "question": f"which one {number}",
-            "choices": choices,
-            "answer": gold,
-            "id": number,
-            "domain": domain,
-        }
-
-    splits = {"dev": [item(n) for n in range(40)], "test": [item(n) for n in range(100, 140)]}
-    path.write_text(json.dumps(splits))
-    return path
-
 
 def test_default_baselines_can_be_deployed_as_the_result_can(tmp_path: Path) -> None:
-    named = MultipleChoice("doors", str(choice_file(tmp_path / "doors.json")))
-    kinds = match(tmp_path, "kinds", ["Yes", "1", "red"], ["Yes", "2", "blue"])
+    named = MultipleChoice("doors", str(domains_file(tmp_path / "doors.json")))
+    kinds = exact_match(tmp_path, "kinds", ["Yes", "1", "red"], ["Yes", "2", "blue"])
     pool = SimpleNamespace(saves="adapter", expert_count=2)
     routed = SimpleNamespace(saves="adapter", expert_count=2, router=object())
     assert resolve_baselines("auto", named, pool) == ["base", "recipe"]
@@ -89,7 +55,7 @@ def constant(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, list[
     pool = place / "pool"
     for seed, name in enumerate(("amber", "birch"), start=1):
         tiny.expert(base, pool / name, seed, targets=("q_proj", "v_proj"))
-    words = searches.arguments(place, base, pool, task__file=choice_file(place / "doors.json"))
+    words = searches.arguments(place, base, pool, task__file=domains_file(place / "doors.json"))
     words = [word for word in words if not word.endswith("tiny.json")]
     result = commands.run("swarm.search", *words)
     assert result.code == 0, result.err
@@ -178,7 +144,7 @@ def baselines(
     """A search on two domains with all baselines: its words, its metrics and what it printed."""
     place = tmp_path_factory.mktemp("baselines")
     keys = {"baselines": "[base,soup,recipe,experts]", "pool__space": "delta"}
-    file = choice_file(place / "doors.json")
+    file = domains_file(place / "doors.json")
     words = searches.arguments(place, tiny_llama, tiny_pool, task__file=file, **keys)
     words = [word for word in words if not word.endswith("tiny.json")]
     result = commands.run("swarm.search", *words)

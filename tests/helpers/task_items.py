@@ -9,6 +9,7 @@ from typing import Any
 
 from swarm.models.base import Completion, Model, Request
 from swarm.tasks.base import Item, Score, Task
+from swarm.tasks.exact_match import ExactMatch
 
 
 def choice_items(count: int) -> list[dict[str, Any]]:
@@ -55,6 +56,37 @@ def text_file(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
     text = "".join(item["text"] for item in (*content["dev"], *content["test"])) * 2
     (folder / "text.txt").write_text(text, encoding="utf-8")
     return {"file": str(folder / "text.txt"), "window": 50, "dev_limit": 12, "test_limit": 6}
+
+
+def exact_match(folder: Path, name: str, dev: Sequence[Any], test: Sequence[Any]) -> ExactMatch:
+    """A task with these gold answers; items have no domain of their own."""
+    splits = {
+        split: [{"id": n, "question": f"{split} {n}", "answer": a} for n, a in enumerate(golds)]
+        for split, golds in (("dev", dev), ("test", test))
+    }
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(splits))
+    return ExactMatch(name, str(path))
+
+
+def domains_file(path: Path) -> Path:
+    """Choices of two domains, 20 items each a split; the right letters take turns."""
+
+    def item(number: int) -> dict[str, Any]:
+        domain, letters = (("doors", "AB"), ("paths", "ABC"))[number % 2]
+        choices = {letter: f"{letter.lower()}{number}" for letter in letters}
+        gold = letters[number // 2 % len(letters)]
+        return {
+            "question": f"which one {number}",
+            "choices": choices,
+            "answer": gold,
+            "id": number,
+            "domain": domain,
+        }
+
+    splits = {"dev": [item(n) for n in range(40)], "test": [item(n) for n in range(100, 140)]}
+    path.write_text(json.dumps(splits))
+    return path
 
 
 def write(path: Path, content: object) -> Path:

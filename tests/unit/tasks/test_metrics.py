@@ -1,6 +1,5 @@
 """Metrics of scores: by domain, constant answers, and one answer throughout."""
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import pytest
 import searches
+from task_items import domains_file, exact_match
 
 from swarm.runs.verdict import (
     compare_constant_answers,
@@ -40,37 +40,6 @@ def given(task: Any, items: Sequence[Item], answers: Sequence[str | None]) -> li
         Score(task.grade(item, answer), answer, part=item.get("part", ""))
         for item, answer in zip(items, answers, strict=True)
     ]
-
-
-def match(folder: Path, name: str, dev: Sequence[Any], test: Sequence[Any]) -> ExactMatch:
-    """A task with these gold answers; items have no domain of their own."""
-    splits = {
-        split: [{"id": n, "question": f"{split} {n}", "answer": a} for n, a in enumerate(golds)]
-        for split, golds in (("dev", dev), ("test", test))
-    }
-    path = folder / f"{name}.json"
-    path.write_text(json.dumps(splits))
-    return ExactMatch(name, str(path))
-
-
-def choice_file(path: Path) -> Path:
-    """Choices of two domains, 20 items each a split; the right letters take turns."""
-
-    def item(number: int) -> dict[str, Any]:
-        domain, letters = (("doors", "AB"), ("paths", "ABC"))[number % 2]
-        choices = {letter: f"{letter.lower()}{number}" for letter in letters}
-        gold = letters[number // 2 % len(letters)]
-        return {
-            "question": f"which one {number}",
-            "choices": choices,
-            "answer": gold,
-            "id": number,
-            "domain": domain,
-        }
-
-    splits = {"dev": [item(n) for n in range(40)], "test": [item(n) for n in range(100, 140)]}
-    path.write_text(json.dumps(splits))
-    return path
 
 
 def test_constant_answers_equal_a_hand_count(mini: ExactMatch) -> None:
@@ -109,8 +78,8 @@ def test_domains_add_up(mini: ExactMatch) -> None:
 
 
 def test_parts_are_domains_by_their_own_measures(tmp_path: Path) -> None:
-    roads = match(tmp_path, "roads", ["Yes", "Yes", "No"], ["No", "Yes", "Yes", "Yes"])
-    sums = match(tmp_path, "sums", [3, 3, 4], [4, 4, 3])
+    roads = exact_match(tmp_path, "roads", ["Yes", "Yes", "No"], ["No", "Yes", "Yes", "Yes"])
+    sums = exact_match(tmp_path, "sums", [3, 3, 4], [4, 4, 3])
     both = Mixture("both", {"roads": roads, "inner": Mixture("inner", [sums])})
     items = both.items("test")
     assert [item_domain(item) for item in items] == ["roads"] * 4 + ["inner/sums"] * 3
@@ -129,7 +98,7 @@ def test_parts_are_domains_by_their_own_measures(tmp_path: Path) -> None:
 
 def test_without_a_domain_the_gold_answer_gives_one(tmp_path: Path) -> None:
     golds = ["Yes", "no", "true", 12, "1,200", "red door"]
-    task = match(tmp_path, "kinds", golds, ["Yes"])
+    task = exact_match(tmp_path, "kinds", golds, ["Yes"])
     kinds = ["yes or no", "yes or no", "true or false", "number", "number", "phrase"]
     named = [f"gold answer: {kind}" for kind in kinds]
     assert [item_domain(item) for item in task.items("dev")] == named
@@ -139,7 +108,7 @@ def test_without_a_domain_the_gold_answer_gives_one(tmp_path: Path) -> None:
 
 
 def test_a_constant_answer_may_be_to_abstain(tmp_path: Path) -> None:
-    task = Abstain("doors", str(choice_file(tmp_path / "doors.json")))
+    task = Abstain("doors", str(domains_file(tmp_path / "doors.json")))
     found = best_constant_answers(task, task.items("dev"))
     # Of two letters each is right for half (0 on the mean); of three, abstention beats -1/3.
     assert found is not None and found.domains == {"doors": "A", "paths": "abstain"}
@@ -160,7 +129,7 @@ def test_a_constant_answer_may_be_to_abstain(tmp_path: Path) -> None:
 def test_one_answer_is_warned_of(
     answers: list[str | None], share: float | None, tmp_path: Path
 ) -> None:
-    task = match(tmp_path, "doors", ["No"], ["Yes", "No"] * 10)
+    task = exact_match(tmp_path, "doors", ["No"], ["Yes", "No"] * 10)
     found = find_one_answer_domains(
         task, task.items("test"), given(task, task.items("test"), answers)
     )
@@ -177,7 +146,7 @@ def test_one_answer_is_warned_of(
 
 
 def test_a_domain_of_one_gold_answer_is_not_warned_of(tmp_path: Path) -> None:
-    mostly = match(tmp_path, "mostly", ["No"], ["No"] * 19 + ["Yes"])
+    mostly = exact_match(tmp_path, "mostly", ["No"], ["No"] * 19 + ["Yes"])
     items = mostly.items("test")
     assert find_one_answer_domains(mostly, items, given(mostly, items, ["No"] * 20)) == []
     (one,) = find_one_answer_domains(mostly, items, given(mostly, items, ["Yes"] * 20))

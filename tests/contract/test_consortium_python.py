@@ -271,16 +271,6 @@ def test_a_name_alone_is_llms_model_then_a_saved_one_then_the_rosters(
     assert answer.text and talker.asked
 
 
-def test_no_saved_one_contains_itself_by_any_name(talker: Any) -> None:
-    ConsortiumStore().save("alone", config(members=["alone"], arbiter="talker"))
-    ConsortiumStore().save("one", config(members=["llm/two"], arbiter="talker"))
-    ConsortiumStore().save("two", config(members=["talker"], arbiter="one"))
-    with pytest.raises(UserError, match=r"consortium/alone -> consortium/alone$"):
-        create_consortium(["alone"], arbiter="talker")
-    with pytest.raises(UserError, match=r"one -> consortium/two -> consortium/one$"):
-        create_consortium(["talker"], arbiter="one")
-
-
 def test_without_llm_its_models_are_the_rosters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llm", None)
     monkeypatch.setenv("OPENAI_API_KEY", fake_models.KEY)

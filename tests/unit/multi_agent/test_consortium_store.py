@@ -1,6 +1,5 @@
 """Saved consortia: kept by name, and found by the roster."""
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -75,21 +74,6 @@ def test_a_shelf_that_cannot_be_used_is_one_line(folder: Path) -> None:
     for use in (ConsortiumStore().list_names, lambda: ConsortiumStore().save("mine", config())):
         with pytest.raises(UserError, match=r"consortium.db cannot be used: .*LLM_USER_PATH"):
             use()
-
-
-def test_many_put_at_once() -> None:
-    def put(number: int) -> None:
-        name = "same" if number % 2 else f"own{number}"
-        replaced.append(ConsortiumStore().save(name, config()))
-
-    replaced: list[bool] = []
-    threads = [threading.Thread(target=put, args=[n]) for n in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(replaced) == 16 and sum(replaced) == 7
-    assert len(ConsortiumStore().list_names()) == 9
 
 
 def spoken(**settings: Any) -> Any:

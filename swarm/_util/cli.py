@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from swarm._util.config_help import entry_config, list_option_files, print_help
 from swarm._util.files import conf_folder
+from swarm._util.terminal import escape_unencodable
 from swarm._version import __version__
 from swarm.errors import UserError
 
@@ -199,9 +200,7 @@ def run_program(main: Callable[[], Any]) -> NoReturn:
     Ends with one line if the output cannot be written; without a line if its reader has closed it,
     as in `| head -3`. Characters that the output's encoding lacks are escaped.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if reconfigure := getattr(stream, "reconfigure", None):
-            reconfigure(errors="backslashreplace")
+    escape_unencodable()
     try:
         try:
             code = main()

@@ -61,6 +61,10 @@ class FromEnvironment(str):
         return instance
 
 
+def _source_of(text: str) -> str:
+    return text.source if isinstance(text, FromEnvironment) else text
+
+
 def plain_config(config: "DictConfig") -> dict[str, Any]:
     """Resolve a composed configuration to plain values.
 
@@ -110,7 +114,7 @@ def read_config(written: Any) -> Any:
 
 def unresolved(config: Any) -> Any:
     """Return a configuration with texts from the environment as interpolations again."""
-    return _each(config, lambda _, text: getattr(text, "source", text))
+    return _each(config, lambda _, text: _source_of(text))
 
 
 def lent(config: Any) -> Any:
@@ -200,7 +204,7 @@ def identity_values(value: Any) -> Any:
     """
 
     def fixed(name: str, text: str) -> str:
-        source = getattr(text, "source", text)
+        source = _source_of(text)
         if SECRET.search(name) and text:
             return HIDDEN
         variables = ENVIRONMENT.findall(source)

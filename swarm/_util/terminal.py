@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from io import TextIOWrapper
 from typing import Any, TextIO
 
 MINUS_SIGN = "\N{MINUS SIGN}"
@@ -169,12 +170,11 @@ def is_tty(stream: TextIO | None) -> bool:
     return stream is not None and stream.isatty()
 
 
-def std_streams() -> tuple[TextIO | None, TextIO, TextIO]:
-    """Return standard input, output and error; unencodable characters become question marks."""
+def escape_unencodable() -> None:
+    """Let the standard streams escape characters that their encoding lacks."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
-        if reconfigure := getattr(stream, "reconfigure", None):
-            reconfigure(errors="replace")
-    return sys.stdin, sys.stdout, sys.stderr
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 class WarningCollector(logging.Handler):

@@ -272,5 +272,4 @@ def _reset_after_fork() -> None:
     _shared_loop, _lock = None, threading.Lock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_after_fork)
+os.register_at_fork(after_in_child=_reset_after_fork)

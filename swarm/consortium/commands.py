@@ -20,10 +20,10 @@ from swarm._util.settings import Number, Positive, PositiveNumber, parse_setting
 from swarm._util.terminal import (
     WarningCollector,
     escape_control_chars,
+    escape_unencodable,
     format_cost,
     is_tty,
     pluralize,
-    std_streams,
 )
 from swarm.consortium.api import (
     ConsortiumQuestion,
@@ -264,7 +264,7 @@ def read_text_or_file(given: str) -> str | None:
 @click.pass_context
 def run(ctx: click.Context, prompt: str | None, **options: Any) -> None:
     """Ask a consortium and show its answer."""
-    std_streams()
+    escape_unencodable()  # llm starts this command without our entry
     warnings = ctx.with_resource(WarningCollector())
     quiet, dry = options["quiet"], options["dry_run"]
     for key in ("output", "raw", "as_json", "trace") if dry else ():

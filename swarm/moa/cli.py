@@ -13,7 +13,7 @@ import click
 from swarm._util.files import conf_folder
 from swarm._util.options import CONTEXT, SettingType, settings_options
 from swarm._util.settings import Count, Number, Positive, PositiveNumber, Text, parse_settings
-from swarm._util.terminal import WarningCollector, escape_control_chars, is_tty, std_streams
+from swarm._util.terminal import WarningCollector, escape_control_chars, is_tty
 from swarm.errors import UserError
 from swarm.moa.chat import ChatOptions, ChatSession, run_chat
 from swarm.models.providers import Provider, Providers, parse_counted_names
@@ -116,7 +116,6 @@ written with underscores. The answer goes to standard output, all other text to 
 @click.pass_context
 def moa(ctx: click.Context, question: str | None, **options: Any) -> int:
     """Query several models, and let one of them synthesize their answers (mixture of agents)."""
-    std_streams()
     warnings = WarningCollector()
     logging.getLogger("swarm").addHandler(warnings)
     if options["listed"]:

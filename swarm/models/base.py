@@ -193,9 +193,14 @@ Stream = Generator[Delta, None, Completion]
 
 
 class Model:
-    """Base of all that answers requests; a subclass defines `generate` or `generate_each`."""
+    """Base of all that answers requests; a subclass defines `generate` or `generate_each`.
+
+    Attributes:
+        prices: Prices per million tokens, empty if unknown; `None`: the model costs nothing.
+    """
 
     DESCRIPTION = "a model"
+    prices: Mapping[str, float] | None = None
 
     @property
     def prompt_form(self) -> str | None:
@@ -429,7 +434,7 @@ Prices = Annotated[Mapping[Literal["prompt", "new"], Number], "such as {prompt: 
 """Prices of a million prompt and new tokens."""
 
 
-def compute_cost(answer: Mapping[str, Any], prices: Prices) -> float:
+def compute_cost(answer: Mapping[str, Any], prices: Prices | None) -> float:
     """Return the cost of an answer's tokens."""
     if not prices:
         return 0.0

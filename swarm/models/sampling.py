@@ -308,8 +308,7 @@ _in_flight: dict[Key, "_Item"] = {}
 _answering: ContextVar[tuple["_Item", ...]] = ContextVar("answering", default=())
 """Samples for whose answers the caller's own requests are made, also from threads of theirs."""
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_flight.clear)
+os.register_at_fork(after_in_child=_in_flight.clear)
 
 
 @dataclass(slots=True, eq=False)

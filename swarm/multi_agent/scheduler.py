@@ -93,12 +93,12 @@ def build_stopped_answer(call: AgentCall, text: str = "", reasoning: str = "") -
     prompt = call.request.prompt
     prompt_text = prompt if isinstance(prompt, str) else "".join(turn.content for turn in prompt)
     read, new = (ceil(len(one) / CHARS_PER_TOKEN) for one in (prompt_text, text + reasoning))
-    prices = getattr(call.slot.model, "prices", None)
+    prices = call.slot.model.prices
     completion = Completion(
         text,
         prompt_tokens=read,
         new_tokens=new,
-        cost=compute_cost({"prompt_tokens": read, "new_tokens": new}, prices or {}),
+        cost=compute_cost({"prompt_tokens": read, "new_tokens": new}, prices),
         reasoning=reasoning,
         finish=STOPPED,
         priced=None if prices is None else bool(prices),

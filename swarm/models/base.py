@@ -200,7 +200,7 @@ class Model:
     """
 
     DESCRIPTION = "a model"
-    prices: Mapping[str, float] | None = None
+    prices: "Prices | None" = None
 
     @property
     def prompt_form(self) -> str | None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from swarm._util.settings import Positive, checked
 from swarm._util.threads import (
@@ -140,6 +140,9 @@ class _ThreadExchange:
             closed.set()
 
 
+FunctionOrName = Annotated[str | Callable[..., Any], "package.module:name, or a function"]
+
+
 @checked()
 class FunctionModel(ThreadedModel):
     """Answers with the return value of a function, or the pieces that it yields.
@@ -158,7 +161,7 @@ class FunctionModel(ThreadedModel):
         UserError: A value is invalid.
     """
 
-    def __init__(self, function: str | Callable[..., Any], concurrency: Positive = 1) -> None:
+    def __init__(self, function: FunctionOrName, concurrency: Positive = 1) -> None:
         if not callable(function):
             module, found, name = str(function).partition(":")
             if not (module and found and name):

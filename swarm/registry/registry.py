@@ -79,7 +79,10 @@ class Roster:
         Raises:
             UserError: It does not exist, or the name is ambiguous.
         """
-        return self._get_model(name)
+        with self._lock:
+            if name not in self._models:
+                self._models[name] = self._create_model(name)
+            return self._models[name]
 
     def member(self, name: str) -> Model:
         """Return the model of a name in a consortium.
@@ -92,18 +95,12 @@ class Roster:
         """
         full = self._name_resolver.resolve_name(name)
         try:
-            return self._get_model(full)
+            return self.model(full)
         except UserError:
             suggestion = self._name_resolver.suggest_name(name) if full == name else None
             if suggestion is None:
                 raise
             raise UserError(f"{name}: no such model; did you mean {suggestion}?") from None
-
-    def _get_model(self, name: str) -> Model:
-        with self._lock:
-            if name not in self._models:
-                self._models[name] = self._create_model(name)
-            return self._models[name]
 
     def blend(self, coefficients: Mapping[str, float]) -> Model:
         """Return a blend of local experts, named without local/; see `LocalModels`.
@@ -143,8 +140,8 @@ class Roster:
             raise UserError(f"{name!r} is not a model name, such as local/base or ollama/qwen2:7b")
         first, slash, rest = name.partition("/")
         factories: dict[str, Callable[[str], Model]] = {
-            "local": self._local_model,
-            "llm": self._llm_model,
+            "local": lambda name: self.local.get_model(name),
+            "llm": lambda name: LLM(name, cache=self.cache),
             "function": FunctionModel,
             "moa": self._moa_model,
             "consortium": self._consortium_model,
@@ -158,9 +155,6 @@ class Roster:
             return self.providers[first].create_model(rest, cache=self.cache)
         return default_provider(name, self.providers).create_model(name, cache=self.cache)
 
-    def _local_model(self, name: str) -> Model:
-        return self.local.get_model(name)
-
     @cached_property
     def _name_resolver(self) -> NameResolver:
         return NameResolver()
@@ -172,14 +166,11 @@ class Roster:
 
         return LocalModels(self.base, self.pool, self.device)
 
-    def _llm_model(self, name: str) -> Model:
-        return LLM(name, cache=self.cache)
-
     def _moa_model(self, name: str) -> Model:
         from swarm.multi_agent.moa import build_mixture, read_preset
 
         return self._build_composite(
-            f"moa/{name}", lambda: build_mixture(read_preset(name), self._get_model)
+            f"moa/{name}", lambda: build_mixture(read_preset(name), self.model)
         )
 
     def _consortium_model(self, name: str) -> Model:

@@ -129,7 +129,7 @@ def test_the_model_keeps_the_contract(test: Any, folder: Path, patch: pytest.Mon
 
 def test_the_model_has_a_name_by_one_line(folder: Path, patch: pytest.MonkeyPatch) -> None:
     module = loaded("swarm/models/program.py", folder, patch)
-    source, place = inspect.getsource(registry), '"llm": self._llm_model,'
+    source, place = inspect.getsource(registry), '"llm": lambda name: LLM(name, cache=self.cache),'
     assert source.count(place) == 1
     line = shown("swarm/registry/registry.py").strip()
     space = {"__name__": "swarm.registry", "Program": module.Program}

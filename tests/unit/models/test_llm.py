@@ -188,7 +188,7 @@ def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
         LLM("talkr").check()
     with pytest.raises(UserError, match="llm/talker: cannot score choices"):
         LLM("talker").generate([Request("hi", 0, ("a", "b"))])
-    with pytest.raises(UserError, match="must be the name"):
+    with pytest.raises(UserError, match="must be text"):
         LLM(" ")
     monkeypatch.setitem(sys.modules, "llm", None)
     with pytest.raises(UserError, match=r'needs the package llm: pip install -e ".*\[llm\]"'):

@@ -16,10 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from swarm._util import files
 from swarm._util.files import hash_file_cached, parse_json
+from swarm._util.settings import Text, checked
 from swarm.errors import UserError
 
 
@@ -286,9 +287,7 @@ def first_line(error: Exception) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-DTYPES = ("auto", "float32", "bfloat16", "float16")
-
-
+@checked("model")
 @dataclass(frozen=True)
 class BaseModel:
     """The frozen model that every expert adapts; loading it is a separate call.
@@ -307,26 +306,19 @@ class BaseModel:
     """
 
     path: str | None
-    name: str | None = None
-    dtype: str = "auto"
+    name: Text | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     trust_remote_code: bool = False
     wheel: str | None = None
     wheel_sha256: str | None = None
     wheel_file: str | None = None
 
     def __post_init__(self) -> None:
-        if not self.path or not isinstance(self.path, str):
+        if not self.path:
             raise UserError(
                 "model.path is missing: give a folder with a transformers model or a hub id, "
                 "e.g. model.path=models/my-model"
             )
-        if self.name is not None and not (isinstance(self.name, str) and self.name.strip()):
-            raise UserError(f"model.name={self.name!r}: must be null or the name of a base model")
-        if not isinstance(self.trust_remote_code, bool):
-            given = self.trust_remote_code
-            raise UserError(f"model.trust_remote_code={given!r}: must be true or false")
-        if self.dtype not in DTYPES:
-            raise UserError(f"model.dtype={self.dtype} is not one of {', '.join(DTYPES)}")
         parts = (self.wheel, self.wheel_sha256, self.wheel_file)
         if any(parts) and not all(parts):
             raise UserError(

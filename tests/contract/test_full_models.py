@@ -3,11 +3,11 @@
 import hashlib
 import json
 import shutil
-import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import commands
 import numpy as np
 import pytest
 import searches
@@ -389,18 +389,16 @@ def command(folder: Path, models: Sequence[Path], name: str = "run", **more: Any
 
 
 @pytest.fixture(scope="module")
-def done(
-    trio: list[Path], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, "subprocess.CompletedProcess[str]"]:
+def done(trio: list[Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, commands.Done]:
     """The place and the output of one finished search."""
     place = tmp_path_factory.mktemp("search")
-    result = searches.run(command(place, trio))
-    assert result.returncode == 0, result.stderr
+    result = commands.run("swarm.search", *command(place, trio))
+    assert result.code == 0, result.err
     return place, result
 
 
 def test_a_search_saves_the_best_as_a_model(
-    done: tuple[Path, "subprocess.CompletedProcess[str]"],
+    done: tuple[Path, commands.Done],
 ) -> None:
     place, result = done
     folder = place / "search" / "run"
@@ -409,7 +407,7 @@ def test_a_search_saves_the_best_as_a_model(
     first = state["rounds"][0]
     assert np.array_equal(np.array(first["positions"])[:3], np.eye(3))
     assert len({u for entry in state["rounds"] for u in entry["utilities"]}) > 2
-    last, following = result.stdout.splitlines()[-2:]
+    last, following = result.out.splitlines()[-2:]
     assert last.startswith(f"best model: {folder / 'global_best'} (after ")
     assert following.endswith(f"python -m swarm.export {folder} to=exported/run (the model)")
     task = MultipleChoice("tiny", str(place / "tiny.json"), scoring="logits")
@@ -430,7 +428,7 @@ def test_a_search_saves_the_best_as_a_model(
 
 
 def test_personal_bests_are_noted_and_can_be_made(
-    done: tuple[Path, "subprocess.CompletedProcess[str]"], trio: list[Path], tmp_path: Path
+    done: tuple[Path, commands.Done], trio: list[Path], tmp_path: Path
 ) -> None:
     folder = done[0] / "search" / "run" / "particle_4" / "personal_best"
     assert sorted(one.name for one in folder.iterdir()) == ["answers_dev.jsonl", "swarm.json"]

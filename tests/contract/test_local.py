@@ -66,6 +66,9 @@ def run_folder(folder: Path, best: Path, base: Path, **state: Any) -> Path:
     """What a finished search leaves: a state, a configuration and its best."""
     whole = {
         "experts": ["a"],
+        "own": 1,
+        "groups": ["all"],
+        "optimizer": {},
         "rounds": [{"positions": [[1.0]], "utilities": [0.5]}],
         "finished": "done",
         "metrics": {"best": 1},

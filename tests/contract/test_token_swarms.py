@@ -2,12 +2,12 @@
 
 import json
 import shutil
-import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import commands
 import numpy as np
 import pytest
 import searches
@@ -335,18 +335,17 @@ def command(folder: Path, models: Sequence[Path], name: str = "run", **more: Any
 
 
 @pytest.fixture(scope="module")
-def done(
-    trio: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, "subprocess.CompletedProcess[str]"]:
+def done(trio: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, commands.Done]:
     """The place and the output of one finished search of three models."""
     place = tmp_path_factory.mktemp("search")
-    result = searches.run(command(place, list(map(Path, trio)), optimizer__max_iterations=8))
-    assert result.returncode == 0, result.stderr
+    words = command(place, list(map(Path, trio)), optimizer__max_iterations=8)
+    result = commands.run("swarm.search", *words)
+    assert result.code == 0, result.err
     return place, result
 
 
 def test_a_search_finds_at_least_the_best_model(
-    done: tuple[Path, "subprocess.CompletedProcess[str]"],
+    done: tuple[Path, commands.Done],
 ) -> None:
     place, result = done
     folder = place / "search" / "run"
@@ -358,13 +357,13 @@ def test_a_search_finds_at_least_the_best_model(
     assert metrics.start_model.dev.utility == max(first["utilities"][:3])
     assert metrics.dev.utility >= max(first["utilities"][:3])
     assert len({u for entry in state["rounds"] for u in entry["utilities"]}) > 2
-    last, following = result.stdout.splitlines()[-2:]
+    last, following = result.out.splitlines()[-2:]
     assert last.startswith(f"best mixture: {folder / 'global_best'} (after ")
     assert following == f"next: python -m swarm.report {folder} (the result as a page)"
 
 
 def test_the_saved_mixture_answers_as_it_was_evaluated(
-    done: tuple[Path, "subprocess.CompletedProcess[str]"],
+    done: tuple[Path, commands.Done],
 ) -> None:
     place, _ = done
     task = MultipleChoice("tiny", str(place / "tiny.json"), scoring="logits")
@@ -431,9 +430,9 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
             "model=local",
             f"model.path={tiny_llama}",
         ]
-    result = searches.run([*start, *given])
-    assert result.returncode in (1, 2), result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1 and said in result.stderr, result.stderr
+    result = commands.run("swarm.search", *start, *given)
+    assert result.code in (1, 2), result.err
+    assert len(result.err.strip().splitlines()) == 1 and said in result.err, result.err
     assert not (tmp_path / "search").exists()
 
 

@@ -15,15 +15,13 @@ import warm_python
 
 from swarm.errors import UserError
 from swarm.executors import ray as packing
-from swarm.executors.inline import InlineExecutor
 from swarm.executors.ray import RayExecutor
 from swarm.pool.pool import Pool
 from swarm.runs.folder import read_state
-from swarm.tasks.multiple_choice import MultipleChoice
 
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 # The contract of all executors, asked here of those on the cluster.
-task = test_executors.task
+expected = test_executors.expected
 test_every_job_is_answered = test_executors.test_every_job_is_answered_once_and_the_same
 test_an_error_is_one_line = test_executors.test_an_error_in_a_worker_is_one_line
 SMALL = {"num_cpus": 2, "object_store_memory": 100 * 2**20, "include_dashboard": False}
@@ -33,7 +31,7 @@ SMALL = {"num_cpus": 2, "object_store_memory": 100 * 2**20, "include_dashboard":
 def cluster() -> Iterator[cluster_utils.Cluster]:
     """Two nodes of two CPUs."""
     with pytest.MonkeyPatch.context() as patch:
-        # A Broken task has to be found by the workers, and busy neighbours not to be let past.
+        # A Faulty task has to be found by the workers, and busy neighbours not to be let past.
         places = [searches.ROOT, searches.HELPERS, Path(test_executors.__file__).parent]
         patch.setenv("PYTHONPATH", os.pathsep.join(map(str, places)))
         patch.setenv("RAY_worker_niceness", "0")
@@ -51,14 +49,13 @@ def cluster() -> Iterator[cluster_utils.Cluster]:
         nodes.shutdown()
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def executor(
-    cluster: cluster_utils.Cluster, request: pytest.FixtureRequest
+    cluster: cluster_utils.Cluster, tiny_llama: Path, tiny_pool: Path
 ) -> Iterator[RayExecutor]:
     """What the contract of all executors is asked of; the tests below read the experts' path."""
-    # A worker takes seconds to start, and one is enough to fail.
-    workers = 1 if "error" in request.node.name else 2
-    made = RayExecutor(address=cluster.address, workers=workers, experts="store")
+    made = RayExecutor(address=cluster.address, workers=2, experts="store")
+    made.open(test_executors.recipe(tiny_llama, tiny_pool))
     yield made
     made.close()
 
@@ -123,28 +120,25 @@ def test_a_job_that_kills_three_workers_ends_the_run(
     cluster: cluster_utils.Cluster, tiny_llama: Path, tiny_pool: Path
 ) -> None:
     executor = RayExecutor(address=cluster.address, workers=1)
-    executor.open(test_executors.recipe(tiny_llama, tiny_pool, test_executors.Broken("dies", 7)))
+    executor.open(test_executors.recipe(tiny_llama, tiny_pool))
     try:
-        with pytest.raises(UserError, match=r"3 workers died .*items 6 to 11"):
-            list(executor.map(test_executors.jobs(1)))
+        with pytest.raises(UserError, match=r"3 workers died .*items 14 to 14"):
+            list(executor.map(test_executors.jobs(range(14, 15), 1)))
     finally:
         executor.close()
 
 
 def test_a_worker_that_may_not_be_restarted_is_done_without(
     cluster: cluster_utils.Cluster,
-    task: MultipleChoice,
+    expected: dict[int, object],
     tiny_llama: Path,
     tiny_pool: Path,
 ) -> None:
     """Its jobs go to the other; when that dies too, the run ends."""
     import ray
 
-    inline = InlineExecutor()
-    inline.open(test_executors.recipe(tiny_llama, tiny_pool, task))
-    expected = {r.number: r for r in inline.map(test_executors.jobs())}
     executor = RayExecutor(address=cluster.address, workers=2, max_restarts=0)
-    executor.open(test_executors.recipe(tiny_llama, tiny_pool, task))
+    executor.open(test_executors.recipe(tiny_llama, tiny_pool))
     try:
         pids = [ray.get(worker.actor.ready.remote()) for worker in executor._workers]
         os.kill(pids[0], signal.SIGKILL)
@@ -175,13 +169,12 @@ def test_what_has_no_place_is_said(
     more: dict[str, int],
     words: list[str],
     cluster: cluster_utils.Cluster,
-    task: MultipleChoice,
     tiny_llama: Path,
     tiny_pool: Path,
 ) -> None:
     executor = RayExecutor(address=cluster.address, **more)
     with pytest.raises(UserError) as caught:
-        executor.open(test_executors.recipe(tiny_llama, tiny_pool, task))
+        executor.open(test_executors.recipe(tiny_llama, tiny_pool))
     executor.close()
     assert int(str(caught.value).split(": ")[1].split()[0]) >= more.get("workers", 1) - 4
     for word in words:

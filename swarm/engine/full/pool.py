@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swarm._util.files import parse_json
+from swarm._util.settings import PositiveNumber, checked
 from swarm.engine.base_model import SAFE_FILES, BaseModel
 from swarm.engine.full.checkpoint import (
     FLOAT_DTYPES,
@@ -20,9 +21,9 @@ from swarm.engine.full.checkpoint import (
     write_shards,
 )
 from swarm.engine.token_ensemble.members import (
+    ModelPanel,
     base_model_like,
     name_pool_models_key,
-    parse_models,
 )
 from swarm.errors import UserError
 from swarm.pool.adapter import NOTE_FILE, write_folder_atomic
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 GIGABYTE = 10**9
 
 
-class FullModelPool:
+@checked("pool")
+class FullModelPool(ModelPanel):
     """K models; a position [K] is x = sum_j c_j W_j at each of their tensors W.
 
     Each tensor is summed in float64 in the order of the models and rounded once, chunk by chunk
@@ -56,26 +58,15 @@ class FullModelPool:
     """
 
     saves = "model"
-    groups: Sequence[str] = ("all",)
 
     def __init__(
         self,
-        models: Sequence[str] | None,
+        models: Any,
         base: BaseModel | None = None,
-        shard_gigabytes: float = 2.0,
+        shard_gigabytes: PositiveNumber = 2.0,
     ) -> None:
-        self.models, self.names = parse_models(models)
-        if type(shard_gigabytes) not in (int, float) or not 0 < shard_gigabytes < math.inf:
-            raise UserError(
-                f"pool.shard_gigabytes={shard_gigabytes!r}: must be a finite number above 0"
-            )
-        self.base = base or BaseModel(self.models[0])
+        super().__init__(models, base)
         self.shard_gigabytes = shard_gigabytes
-
-    @property
-    def expert_count(self) -> int:
-        """See `swarm.engine.base.ExpertPool`."""
-        return len(self.names)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the pool as its settings; a worker reads the files itself."""
@@ -169,7 +160,7 @@ class FullModelPool:
             UserError: The vector is not K finite numbers, or the folder cannot be written or
                 contains anything else.
         """
-        folder, vector = Path(folder), self._validate_vector(coefficients)
+        folder, vector = Path(folder), self.position(coefficients)
         source = Path(self.base.resolve())
         inputs = [source, *(model.folder for model in self.checkpoints)]
         if any(folder.resolve() == one.resolve() for one in inputs):
@@ -189,7 +180,7 @@ class FullModelPool:
         self, coefficients: Iterable[float], folder: str | Path, extra: dict[str, Any] | None = None
     ) -> None:
         """Write only the description (swarm.json) of a position [K], without a model."""
-        note = {**(extra or {}), **self._build_note(self._validate_vector(coefficients))}
+        note = {**(extra or {}), **self._build_note(self.position(coefficients))}
         write_folder_atomic(Path(folder), lambda fresh: None, note, "position")
 
     def _write_tensors(
@@ -219,12 +210,6 @@ class FullModelPool:
         for kind in kinds[1:]:
             found = torch.promote_types(found, kind)
         return found
-
-    def _validate_vector(self, coefficients: Iterable[float]) -> list[float]:
-        vector = [float(value) for value in coefficients]
-        if len(vector) != len(self.models) or not all(map(math.isfinite, vector)):
-            raise UserError(f"expected {len(self.models)} finite numbers, one per model: {vector}")
-        return vector
 
     def _build_note(self, vector: list[float]) -> dict[str, Any]:
         made_of = {"experts": self.names, "models": self.models}

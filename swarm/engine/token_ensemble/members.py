@@ -36,7 +36,41 @@ class EnsembleMember:
     adapter: Adapter | None = None
 
 
-class ModelEnsemble:
+class ModelPanel:
+    """Complete models; a position has a coefficient for each.
+
+    Args:
+        models: Two or more folders or hub ids.
+        base: How they are opened; `None` is the first one, opened with the defaults.
+
+    Raises:
+        UserError: Fewer than two models, or one of them twice.
+    """
+
+    groups: Sequence[str] = ("all",)
+
+    def __init__(self, models: Sequence[str] | None, base: BaseModel | None = None) -> None:
+        self.models, self.names = parse_models(models)
+        self.base = base or BaseModel(self.models[0])
+
+    @property
+    def expert_count(self) -> int:
+        """See `swarm.engine.base.ExpertPool`."""
+        return len(self.names)
+
+    def position(self, coefficients: Iterable[float]) -> list[float]:
+        """Return the coefficients as a list.
+
+        Raises:
+            UserError: They are not K finite numbers.
+        """
+        vector = [float(value) for value in coefficients]
+        if len(vector) != len(self.models) or not all(map(math.isfinite, vector)):
+            raise UserError(f"expected {len(self.models)} finite numbers, one per model: {vector}")
+        return vector
+
+
+class ModelEnsemble(ModelPanel):
     """K models; a position is their weights in the mixture of their next-token distributions.
 
     Args:
@@ -49,17 +83,10 @@ class ModelEnsemble:
     """
 
     saves = "mixture"
-    groups: Sequence[str] = ("all",)
 
     def __init__(self, models: Sequence[str] | None, base: BaseModel | None = None) -> None:
-        self.models, self.names = parse_models(models)
-        self.base = base or BaseModel(self.models[0])
+        super().__init__(models, base)
         self._members: list[EnsembleMember] = []
-
-    @property
-    def expert_count(self) -> int:
-        """See `swarm.engine.base.ExpertPool`."""
-        return len(self.names)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the panel as its settings, closed; a worker opens its own files."""
@@ -153,9 +180,7 @@ class ModelEnsemble:
         Raises:
             UserError: The vector is not K finite numbers, or the folder cannot be written.
         """
-        vector = [float(value) for value in coefficients]
-        if len(vector) != len(self.models) or not all(map(math.isfinite, vector)):
-            raise UserError(f"expected {len(self.models)} finite weights, one per model: {vector}")
+        vector = self.position(coefficients)
         settings = {
             "path": _portable_path(self.base),
             "name": self.base.name or self.base.path,

@@ -267,7 +267,7 @@ def choose_plan(positions: int, rows: float, gpu: bool, exact: bool, room: bool)
 
     Merging runs one position at a time at the base's own speed, but in bfloat16 it rounds the
     update away: of one that is 1 % of the weight's norm, bfloat16's 8 bits leave an error of 17 %,
-    unmerged 0.2 % (test_plan.py).
+    unmerged 0.2 %.
 
     Args:
         exact: Whether the model is in float32.

@@ -78,12 +78,6 @@ def encode_choice(tokenizer: Any, prompt: Any, choice: str) -> list[int]:
     return list(tokenizer(choice, add_special_tokens=False).input_ids)
 
 
-def count_tokens_read(tokenizer: Any, request: Request) -> int:
-    """Return the number of tokens read: the prompt, and choices except for their last token."""
-    choices = [encode_choice(tokenizer, request.prompt, choice) for choice in request.choices]
-    return len(encode_prompt(tokenizer, request.prompt)) + count_choice_tokens(choices)
-
-
 def count_choice_tokens(choices: list[list[int]]) -> int:
     """Return the number of tokens read beyond the prompt to score these choices."""
     return sum(max(len(choice) - 1, 0) for choice in choices)

@@ -41,6 +41,10 @@ def family(
     return base, tiny.mixed_pool(base, folder / "pool")
 
 
+LLAMA_ALONE = pytest.mark.parametrize("family", ["llama"], indirect=True)
+"""For what does not depend on the architecture."""
+
+
 def opened(family: tuple[Path, Path], **settings: object) -> tuple[HFEngine, Pool]:
     base, folder = family
     pool = Pool(folder).open()
@@ -181,6 +185,7 @@ def test_an_empty_prompt_is_the_beginning_of_a_text(family: tuple[Path, Path]) -
     assert encode_prompt(without, "") == [without.eos_token_id]
 
 
+@LLAMA_ALONE
 def test_a_choice_is_cut_into_tokens_as_after_its_prompt(family: tuple[Path, Path]) -> None:
     tokenizer = AutoTokenizer.from_pretrained(family[0])
     start, whole = tokenizer("the question is").input_ids, tokenizer("the question is 12").input_ids
@@ -246,6 +251,7 @@ def test_every_kind_of_prompt_is_tried(tiny_llama: Path, tmp_path: Path) -> None
         check_context(Mixed(), plain, 512)
 
 
+@LLAMA_ALONE
 def test_prompts_that_never_come_again_do_not_fill_the_memory(family: tuple[Path, Path]) -> None:
     engine, pool = opened(family)
     engine._tokens.limit = 300
@@ -262,6 +268,7 @@ def test_prompts_that_never_come_again_do_not_fill_the_memory(family: tuple[Path
     assert largest > 250 and engine.generate(mixture, own) == expected
 
 
+@LLAMA_ALONE
 def test_generation_stops_once_decided(family: tuple[Path, Path]) -> None:
     engine, pool = opened(family)
     free = [[Request(prompt, 12) for prompt in PROMPTS]]
@@ -318,15 +325,3 @@ def test_the_plan_follows_rows_type_and_memory(
 ) -> None:
     found, why = choose_plan(positions, rows, gpu, exact, room)
     assert found == plan and why
-
-
-def test_merging_rounds_a_small_update_away_in_bfloat16() -> None:
-    """At 1 % of the weight's norm: an error of about 17 % merged, 0.2 % unmerged."""
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(512, 512, generator=generator).bfloat16().float()
-    update = torch.randn(512, 512, generator=generator)
-    update *= 0.01 * weight.norm() / update.norm()
-    merged = (weight + update).bfloat16().float() - weight
-    error = float((merged - update).norm() / update.norm())
-    alone = float((update.bfloat16().float() - update).norm() / update.norm())
-    assert 0.1 < error < 0.25 and alone < 0.003

@@ -224,10 +224,6 @@ class EnsembleCache:
         self.indices: list[list[int]] = [[-1] * rows for _ in range(models)]
         self.sizes = [0] * models
 
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each row `repeats` times."""
-        self.indices = [[index for index in row for _ in range(repeats)] for row in self.indices]
-
     def batch_select_indices(self, indices: "torch.Tensor") -> None:
         """Select these rows of the batch; the models' own caches are reduced at the next call."""
         chosen = indices.tolist()

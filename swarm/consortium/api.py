@@ -281,19 +281,42 @@ def create_consortium(
     if not isinstance(models, Mapping):
         named = [parse_member(one, found.is_known_name, default_count) for one in models]
     judge = arbiter and parse_member(arbiter, found.is_known_name)
-    fields = {
-        "members": named,
-        "arbiter": judge or None,
-        "system": system_prompt,
-        "confidence_threshold": 0.8 if confidence_threshold is None else confidence_threshold,
-        "max_iterations": max_iterations,
-        "min_iterations": settings.pop("minimum_iterations", min_iterations),
-    }
-    config = parse_settings(ConsortiumSettings, fields | settings)
-    if not config.arbiter:
-        config = config.changed(arbiter=default_arbiter(config.strategy, config.members))
+    least = settings.pop("minimum_iterations", min_iterations)
+    threshold = 0.8 if confidence_threshold is None else confidence_threshold
+    config = ConsortiumConfig(
+        named, system_prompt, threshold, max_iterations, least, judge, **settings
+    )
     check_unused_options({"confidence_threshold": confidence_threshold}, config.strategy)
     return Orchestrator(config, config_name, found, raw, log, temperature, max_tokens)
+
+
+def ConsortiumConfig(
+    models: Mapping[str, int] | Sequence[Any],
+    system_prompt: str | None = None,
+    confidence_threshold: float = 0.8,
+    max_iterations: int = 3,
+    minimum_iterations: int = 1,
+    arbiter: Any = None,
+    **settings: Any,
+) -> ConsortiumSettings:
+    """Return settings, with the argument names of llm-consortium; without an arbiter the default.
+
+    Raises:
+        UserError: A value is invalid.
+    """
+    settings = {
+        "system": system_prompt,
+        "confidence_threshold": confidence_threshold,
+        "max_iterations": max_iterations,
+        "min_iterations": minimum_iterations,
+        **settings,
+        "members": models,
+        "arbiter": arbiter or None,
+    }
+    found = parse_settings(ConsortiumSettings, settings)
+    if found.arbiter:
+        return found
+    return found.changed(arbiter=default_arbiter(found.strategy, found.members))
 
 
 class Orchestrator:
@@ -370,3 +393,7 @@ class Orchestrator:
             return await run_in_thread(self.orchestrate, prompt, raise_if_cancelled)
         finally:
             abandoned.set()
+
+
+ConsortiumOrchestrator = Orchestrator
+"""Its name in llm-consortium."""

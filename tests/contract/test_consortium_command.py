@@ -14,7 +14,7 @@ import searches
 from click.testing import CliRunner, Result
 from endpoints import Asked, Reply, chat, endpoint
 
-from swarm.consortium import create_consortium
+from swarm.consortium import create_consortium, install_alias
 from swarm.consortium.cli import COMMANDS, consortium
 from swarm.consortium.run_log import RunLog
 from swarm.multi_agent.consortium.settings import STRATEGIES
@@ -244,9 +244,14 @@ def test_runs_are_listed_and_shown() -> None:
     assert [one["model"] for one in kept["model_responses"]] == [BLUE, GREEN]
 
 
-def test_what_the_page_has_for_python_programs_runs(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("package", ["swarm.consortium", "llm_consortium"])
+def test_what_the_page_has_for_python_programs_runs(
+    package: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = (searches.ROOT / "docs" / "consortium.md").read_text()
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code = code.replace("from swarm.consortium ", f"from {package} ")
+    install_alias()
     names = {"gpt-4o:2": f"{BLUE}:2", "claude-3-opus": GREEN, "gpt-4o": JUDGE}
     for name, ours in names.items():
         code = code.replace(f'"{name}"', f'"{ours}"')

@@ -1,7 +1,9 @@
 """A consortium: its iterations, what everybody gets to read, what goes wrong, and its limits."""
 
 import json
+import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from small_consortia import (
     written,
 )
 
+from swarm.consortium import create_consortium, install_alias
 from swarm.errors import UserError
 from swarm.models.base import Message, Request
 from swarm.multi_agent.collaboration import stream_events
@@ -445,3 +448,36 @@ def test_what_members_thought_is_in_the_result_and_their_tags_are_not() -> None:
     (response,) = told_of(consortium, found)["model_responses"]
     assert (response["reasoning"], response["confidence"]) == ("light scatters", 0.7)
     assert response["response"] == found.final.text
+
+
+def test_the_names_of_llm_consortium() -> None:
+    from swarm.consortium import ConsortiumConfig, ConsortiumModel, ConsortiumOrchestrator
+
+    config = ConsortiumConfig(
+        {"function/x": 2, "function/y": 1}, "Be brief.", 0.9, 5, 2, "function/z"
+    )
+    assert [(one.model, one.count) for one in config.members] == [
+        ("function/x", 2),
+        ("function/y", 1),
+    ]
+    assert (config.system, config.min_iterations, config.max_iterations) == ("Be brief.", 2, 5)
+    assert config.arbiter and config.arbiter.model == "function/z"
+    assert ConsortiumConfig(models=["function/x"], judging_method="rank").strategy == "rank"
+    assert ConsortiumOrchestrator.__name__ == "Orchestrator" and ConsortiumModel("n", config)
+
+
+def test_the_alias_makes_way_for_llm_consortium(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "llm_consortium", raising=False)
+    install_alias()
+    install_alias()
+    from llm_consortium import create_consortium as theirs  # type: ignore[import-not-found]
+
+    assert theirs is create_consortium
+    monkeypatch.delitem(sys.modules, "llm_consortium")
+    (tmp_path / "llm_consortium.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match="llm-consortium is installed; uninstall it"):
+        install_alias()
+    assert "llm_consortium" not in sys.modules

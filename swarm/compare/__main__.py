@@ -137,6 +137,24 @@ def validate(file: str, min_examples: int | None) -> int:
 
 
 @finetune.command()
+@click.argument("file")
+@click.option("--epochs", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--price", type=click.FloatRange(0), help="Of a million trained tokens.")
+def cost(file: str, epochs: int, price: float | None) -> None:
+    """Estimate the tokens of a training file, and what they cost.
+
+    \b
+    Example:
+      python -m swarm.compare finetune cost chats.jsonl --epochs 3 --price 3
+    """
+    from swarm.compare.finetuning import count_training_tokens
+
+    tokens = epochs * count_training_tokens(file)
+    paid = "give --price for the cost" if price is None else f"{tokens * price / 1e6:,.2f}"
+    print(f"{file}: about {tokens:,} tokens in {epochs} epochs (4 characters each): {paid}")
+
+
+@finetune.command()
 @click.argument("filters", nargs=-1, metavar="[COLUMN=VALUE]...")
 @data_dir
 def models(filters: Sequence[str], data_dir: str) -> None:

@@ -262,6 +262,11 @@ def test_the_command_line_does_all_of_it(server: Finetuner, tmp_path: Path) -> N
         return commands.run("swarm.compare", "finetune", *words, cwd=tmp_path, env=env)
 
     assert "dogs.jsonl: valid; 12 examples" in tune("validate", "dogs.jsonl").out
+    line = {"role": "user", "content": "12345678"}, {"role": "assistant", "content": "1234"}
+    (tmp_path / "one.jsonl").write_text(json.dumps({"messages": line}) + "\nno JSON\n")
+    paid = tune("cost", "one.jsonl", "--epochs", "2", "--price", "1000000").out
+    assert "about 26 tokens in 2 epochs" in paid and paid.endswith(": 26.00\n")
+    assert "one.jsonl: has no" not in paid and "has no valid" in tune("cost", "/dev/null").err
     assert tune("models").out == "llmcomp_models: no models\n"
     make = ("create", "dogs.jsonl", "--base-model", "gpt-x", "--base-url", server.url)
     make += ("--api-key-env", "TUNER_KEY", "--epochs", "2")

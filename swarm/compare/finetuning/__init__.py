@@ -1,6 +1,6 @@
 """Fine-tuned models of OpenAI-compatible servers: jobs, their models, and training files."""
 
-from swarm.compare.finetuning.dataset import Finding, ValidationResult
+from swarm.compare.finetuning.dataset import Finding, ValidationResult, count_training_tokens
 from swarm.compare.finetuning.manager import FinetuningManager, OpenaiTrainingParams
 
 __all__ = [
@@ -8,4 +8,5 @@ __all__ = [
     "FinetuningManager",
     "OpenaiTrainingParams",
     "ValidationResult",
+    "count_training_tokens",
 ]

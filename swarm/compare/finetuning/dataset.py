@@ -1,4 +1,4 @@
-"""Training files of chats (JSONL): validation line by line."""
+"""Training files of chats (JSONL): validation line by line, and what a training costs."""
 
 import hashlib
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validat
 from swarm._util.files import parse_json
 from swarm._util.settings import Settings, parse_settings
 from swarm._util.terminal import pluralize
-from swarm.errors import InvalidArgument
+from swarm.errors import InvalidArgument, UserError
 
 MIN_EXAMPLES = 10
 """Minimum examples of a training file at OpenAI; a validation file needs one."""
@@ -174,3 +174,27 @@ def read_training_file(file_name: str) -> bytes:
     except OSError as error:
         reason = error.strerror or type(error).__name__
         raise InvalidArgument(f"file_name={file_name}: cannot be read ({reason})") from None
+
+
+CHARS_PER_TOKEN, TOKENS_PER_MESSAGE, TOKENS_PER_EXAMPLE = 4, 4, 2
+"""Characters of English in a token, and what OpenAI's chat format adds."""
+
+
+def count_training_tokens(file_name: str) -> int:
+    """Estimate the tokens of one epoch of a training file.
+
+    Raises:
+        InvalidArgument: The file cannot be read, or has no valid example.
+    """
+    tokens = 0
+    for line in read_training_file(file_name).decode(errors="replace").splitlines():
+        try:
+            messages = parse_settings(Example, parse_json(line)).messages
+        except (ValueError, UserError):  # `validate_dataset` names what is wrong
+            continue
+        texts = ["".join(part.text or "" for part in one.content or ()) for one in messages]
+        tokens += TOKENS_PER_EXAMPLE + TOKENS_PER_MESSAGE * len(texts)
+        tokens += -(-sum(map(len, texts)) // CHARS_PER_TOKEN)
+    if not tokens:
+        raise InvalidArgument(f"{file_name}: has no valid example; validate says why")
+    return tokens

@@ -277,9 +277,14 @@ def load_providers(options: Mapping[str, Any]) -> Providers:
         UserError: The file is invalid.
     """
     found = Providers.load(options["providers"])
-    for provider in found.values() if options["num_proc"] else ():
-        provider.limits = replace(provider.limits, concurrency=options["num_proc"])
-    return found
+    if not (number := options["num_proc"]):
+        return found
+    return Providers(
+        {
+            name: one.model_copy(update={"limits": replace(one.limits, concurrency=number)})
+            for name, one in found.items()
+        }
+    )
 
 
 def format_available_models(options: Mapping[str, Any]) -> Iterator[str]:

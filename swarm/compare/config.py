@@ -73,6 +73,7 @@ class CompareConfig(BaseModel):
         base, pool: For local/ names: the base model, `None` for the one the experts name, and the
             folder of the experts.
         models: Custom models by name: any `swarm.models.base.Model`.
+        roster: Registry of local/ names, instead of one of `base` and `pool`.
     """
 
     model_config = EXACT
@@ -86,6 +87,7 @@ class CompareConfig(BaseModel):
     base: Text | None = None
     pool: Text = "initial_experts"
     models: dict[str, Any] = {}
+    roster: Any = None
 
     _pairs: list[EndpointPair] | None = PrivateAttr(None)
     _folder: str | None = PrivateAttr(None)

@@ -137,7 +137,7 @@ def write_question(
         columns.append(section)
         start = re.sub(r"[^\w.-]", "_", column)
         tables |= {f"{start}_{kind}.csv": table for kind, table in found.items()}
-        section.figure = _draw_column(df, section, next(numbers))
+        section.figure = draw_column(df, section, next(numbers))
     for left in folder.glob("*.csv"):  # of a former run with more groups or judges
         if left.name not in tables:
             left.unlink()
@@ -206,7 +206,7 @@ def compare_column(
     return section, tables
 
 
-def _draw_column(df: "pd.DataFrame", section: ColumnSection, number: int) -> str:
+def draw_column(df: "pd.DataFrame", section: ColumnSection, number: int = 0) -> str:
     """Return the column's figure; where there can be none, add the reason to the section."""
     from markupsafe import Markup
 

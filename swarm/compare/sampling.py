@@ -212,7 +212,8 @@ def resolve_model(name: str) -> SampledModel:
 def _share_model(key: tuple[Any, ...], create: Callable[[], SampledModel]) -> SampledModel:
     """Return one model per name and settings, so that its limits apply to all callers."""
     limits = (Config.timeout, Config.max_workers, Config.requests_per_minute)
-    state = (key, str(open_answer_cache().path), Config.base, Config.pool, *limits)
+    local = (Config.base, Config.pool, id(Config.roster))
+    state = (key, str(open_answer_cache().path), *local, *limits)
     with _models_lock:
         if state not in _models:
             _models[state] = create()
@@ -232,7 +233,8 @@ def _wrap_custom_model(name: str, model: Any) -> SampledModel:
 
 def _wrap_registry_model(name: str) -> SampledModel:
     cache = open_answer_cache()
-    found = _load_roster(cache, Config.base, Config.pool).model(name)
+    roster = Config.roster or _load_roster(cache, Config.base, Config.pool)
+    found = roster.model(name)
     bare = found.model if isinstance(found, CachedModel) else found
     identity = ("named", name, model_identity(bare))
     return CachedModel(bare, cache, identity, name, BATCH_SIZE, BATCHES)

@@ -1,18 +1,16 @@
 """Charts of runs as Apache ECharts options, drawn in the browser without external resources."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from swarm._util.terminal import format_interval
 from swarm.merging.positions import group_by_route, route_means
 from swarm.report.analyses import best_positions, objective_label
 from swarm.report.sections import objective_chart
 from swarm.runs.folder import ParticleIndex, RunFolder
 from swarm.runs.pareto_front import ParetoFront
-from swarm.runs.verdict import shorten_text
 
 TEXT_COLOUR = "#7d8791"
 """Colour of text and lines, readable on light and dark backgrounds."""
@@ -37,12 +35,6 @@ WHISKER = """(params, api) => {
     line(low[0], y - 3, low[0], y + 3), line(high[0], y - 3, high[0], y + 3)]};
 }"""
 """JavaScript that draws an interval: data [place, low, high, slot], the slot one of BARS bars."""
-
-NAME_WIDTH, NAME_CHARACTERS = 112, 15
-"""Width in pixels of a model's name beside a chart of answers, and of its characters in a line."""
-
-MAX_ANSWER_LENGTH = 80
-"""Maximum number of characters of an answer in a chart."""
 
 MAX_COLUMN_LABELS = 15
 """Maximum number of labels below a heat map."""
@@ -195,62 +187,6 @@ def domain_chart(run: RunFolder) -> dict[str, Any]:
     options["grid"]["bottom"] = 56
     options["tooltip"]["formatter"] = "{a}\n{b}: {c}"
     return options
-
-
-def answer_chart(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], int]:
-    """Plot each model's shares of answers as bars with 95 % intervals, one group per model.
-
-    A model's name is written in full, over several lines, in a group that is high enough for it.
-
-    Args:
-        rows: As from `swarm.stats.summary_table.summary`, with the column "model".
-
-    Returns:
-        Options, and the height in pixels.
-    """
-    models = list(dict.fromkeys(str(row["model"]) for row in rows))
-    answers = list(dict.fromkeys(str(row["answer"]) for row in rows if row["answer"] is not None))
-    series: list[dict[str, Any]] = []
-    for slot, answer in enumerate(answers):
-        mine = {str(row["model"]): row for row in rows if str(row["answer"]) == answer}
-        colour = _series_colour(slot)
-        name = shorten_text(answer, MAX_ANSWER_LENGTH)
-        data: list[Any] = [None] * len(models)
-        ends: list[list[float]] = []
-        for n, model in enumerate(models):
-            row = mine.get(model)
-            if row is None or math.isnan(row["value"]):  # no answer at all
-                continue
-            words = f"{name}: {format_interval(row['value'], interval_of(row))}, n = {row['n']}"
-            data[n] = {"value": round(float(row["value"]), 4), "name": f"{model}\n{words}"}
-            # An answer that was never given has an interval only where one hovers.
-            if row["value"] and (interval := interval_of(row)):
-                ends.append([n, *interval, slot])
-        style = {"itemStyle": {"color": colour, "opacity": 0.5}, **BAR_LAYOUT}
-        series.append({"name": name, "type": "bar", "data": data, **style})
-        series.append(_whisker_series(name, colour, ends, len(answers)))
-    numbers = any(row["answer"] == "mean" for row in rows) and len(answers) == 1
-    x_name = "mean of the numbers" if numbers else "share of the answers"
-    options = _build_bars(models, series, x_name)
-    label = {"width": NAME_WIDTH, "overflow": "breakAll", "lineHeight": 14, "interval": 0}
-    options["yAxis"]["axisLabel"] = {"color": TEXT_COLOUR, "fontSize": 12, **label}
-    text_style = {"color": TEXT_COLOUR, "width": 220, "overflow": "truncate"}
-    between = {"color": TEXT_COLOUR, "opacity": 0.35}
-    options["yAxis"]["splitLine"] = {"show": True, "lineStyle": between}
-    options["legend"] = {"type": "scroll", "bottom": 0, "textStyle": text_style}
-    names = [one["name"] for one in series[::2]]
-    options["legend"] |= {"pageTextStyle": {"color": TEXT_COLOUR}, "data": names}
-    options["grid"]["bottom"] = 64
-    options["tooltip"]["formatter"] = "{b}"
-    lines = max(math.ceil(len(name) / NAME_CHARACTERS) for name in models)
-    group = max(14 * lines + 10, 13 * len(answers) + 16)
-    return options, group * len(models) + 90
-
-
-def interval_of(row: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the interval of a row; `None` if it has none."""
-    low, high = float(row["low"]), float(row["high"])
-    return None if math.isnan(low) or math.isnan(high) else (low, high)
 
 
 def cosine_chart(names: Sequence[str], cosines: Sequence[Sequence[float]]) -> dict[str, Any]:

@@ -59,6 +59,7 @@ body { background: var(--paper) !important; color: var(--ink); }
   .q-table__grid-item-value { min-width: 0; overflow-wrap: anywhere; text-align: right; }
   .q-table td.run-name { padding: .6rem .8rem .6rem 0; }
 }
+.answers svg { width: 100%; height: auto; max-width: 50rem; }
 .quiet { color: var(--quiet); }
 .text { white-space: pre-wrap; overflow-wrap: anywhere; }
 .log { white-space: pre-wrap; overflow-wrap: anywhere; font: .8rem/1.45 ui-monospace, monospace;

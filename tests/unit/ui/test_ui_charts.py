@@ -7,16 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import run_folders
-from ui_pages import HOSTILE
 
 from swarm.runs.folder import RunFolder
 from swarm.runs.verdict import Compared, Verdict
 from swarm.tasks.metrics import Measured
 from swarm.ui import charts
-from swarm.ui.pages.compare import MAX_ANSWERS, summarize_answers
 from swarm.ui.run_data import (
     METRICS_LINE,
     load_changed_items,
@@ -106,40 +103,6 @@ def test_a_page_has_the_charts_that_apply(folder: Path, tmp_path: Path) -> None:
     plain = run_folders.folder(tmp_path / "plain", particles=2, iterations=1)
     small = load_run_series(plain)
     assert set(small.charts) == {"particles", "coefficients"}
-
-
-@pytest.mark.parametrize("count", [2, 5, 12])
-def test_answers_of_many_models_with_long_names(count: int) -> None:
-    models = [
-        f"local/search/a_run_with_a_rather_long_name_{n:02d}_2026-11-23" for n in range(count)
-    ]
-    answers = [(model, f"answer {k % 9} {HOSTILE}") for k, model in enumerate(models * 12)]
-    rows = summarize_answers(pd.DataFrame(answers, columns=["model", "answer"]))
-    options, height = charts.answer_chart(rows)
-    json.dumps(options, allow_nan=False)
-    assert options["yAxis"]["data"] == models  # in full, over several lines
-    lines = math.ceil(max(map(len, models)) / charts.NAME_CHARACTERS)
-    assert height / count > 14 * lines and options["yAxis"]["axisLabel"]["interval"] == 0
-    bars = [one for one in options["series"] if one["type"] == "bar"]
-    whiskers = [one for one in options["series"] if one["type"] == "custom"]
-    assert len(bars) == len(whiskers) == min(9, MAX_ANSWERS + 1) == len(options["legend"]["data"])
-    for n in range(count):
-        assert sum(bar["data"][n]["value"] for bar in bars) == pytest.approx(1, abs=1e-3)
-    frame = pd.DataFrame(answers, columns=["model", "answer"])
-    first = (frame.answer[frame.model == models[0]] == f"answer 0 {HOSTILE}").mean()
-    name = next(one["data"][0] for one in bars if one["name"].startswith("answer 0"))
-    assert name["value"] == pytest.approx(first, abs=1e-4)
-    assert name["name"].startswith(f"{models[0]}\nanswer 0") and ", n = 12" in name["name"]
-    for place, low, high, slot in whiskers[0]["data"]:
-        assert 0 <= low <= bars[0]["data"][int(place)]["value"] <= high <= 1 and slot == 0
-
-
-def test_a_model_without_an_answer_is_an_empty_group() -> None:
-    frame = pd.DataFrame({"model": ["a", "a", "b"], "answer": ["x", "y", None]})
-    options, _ = charts.answer_chart(summarize_answers(frame))
-    json.dumps(options, allow_nan=False)
-    assert options["yAxis"]["data"] == ["a", "b"]
-    assert all(one["data"][1] is None for one in options["series"] if one["type"] == "bar")
 
 
 def test_cosines_are_a_square() -> None:

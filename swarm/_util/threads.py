@@ -229,11 +229,15 @@ class EventLoopThread:
         # `asyncio.get_running_loop` would raise an error outside of a loop; this returns None.
         return asyncio._get_running_loop() is self._loop
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine and wait for its result; an interrupt cancels it."""
+    def start(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
+        """Start a coroutine, which ends if the future is cancelled."""
         import asyncio
 
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine and wait for its result; an interrupt cancels it."""
+        future = self.start(work)
         try:
             return future.result()
         except BaseException:

@@ -673,5 +673,5 @@ def build_frame(rows: list[Job], columns: Sequence[str], filters: dict[str, Any]
         )
     frame = pandas.DataFrame(rows, columns=list(columns), dtype=object)
     for key, value in filters.items():
-        frame = frame[[str(cell) == str(value) for cell in frame[key]]]
+        frame = frame[frame[key].map(str) == str(value)]
     return frame.reset_index(drop=True).infer_objects()

@@ -1,9 +1,9 @@
 """Page Compare: one question to several models, and viewers of answer files."""
 
 import asyncio
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from concurrent.futures import Future
+from contextlib import ExitStack
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -13,12 +13,12 @@ from fastapi.responses import HTMLResponse
 from nicegui import app, ui
 
 from swarm._util.terminal import escape_control_chars
-from swarm._util.threads import run_in_thread
+from swarm._util.threads import run_in_thread, shared_event_loop
 from swarm.compare import Config, Question
 from swarm.compare.dataframe import build_frame
 from swarm.compare.question import QuestionPlan
 from swarm.compare.report import ColumnSection, compare_column, count_rows, draw_column
-from swarm.compare.sampling import as_completed
+from swarm.compare.sampling import ScriptRun
 from swarm.compare.view import load_rows, render_page
 from swarm.errors import UserError
 from swarm.stats.summary_table import detectable
@@ -44,52 +44,50 @@ class Comparison:
 
     Args:
         names: Names of two or more models.
-        settings: Of the question, which is of free form.
+        question: Text of the question.
+        settings: Settings of `swarm.compare.question_types.FreeForm`.
 
     Attributes:
-        received, total: Number of answers received, and in total.
+        run: Run, which counts the answers received.
+        total: Number of answers in total.
 
     Raises:
-        UserError: There are fewer than two models, or a setting is invalid.
+        UserError: There are fewer than two models, or the question is empty.
     """
 
-    def __init__(self, names: Sequence[str], **settings: Any) -> None:
+    def __init__(self, names: Sequence[str], question: str, **settings: Any) -> None:
         if len(set(names)) < 2:
             raise UserError("models: choose at least two to compare")
-        self._question = Question.create(type="free_form", **settings)
-        self._groups = {name: [name] for name in names}
-        self._stopped = threading.Event()
-        self.received = 0
-        self.total = len(self._groups) * self._question.samples_per_paraphrase
+        if not question:
+            raise UserError("the question is empty; type one")
+        self._question = Question.create(type="free_form", paraphrases=[question], **settings)
+        self._plan = QuestionPlan(self._question, {name: [name] for name in names})
+        self._rows: dict[int, Any] = {}
+        self._during = ExitStack()
+        scripts: Any = self._question.scripts(self._plan.iter_requests(), self._during)
+        self.run = ScriptRun(scripts, self._rows.__setitem__)
+        self.total = len(self._plan.models) * self._question.samples_per_paraphrase
 
-    def stop(self) -> None:
-        """End sampling after the next answer; may be called from any thread."""
-        self._stopped.set()
+    def start(self) -> "Future[None]":
+        """Start sampling; cancel the future to stop."""
+        return shared_event_loop().start(self.run.run_all())
 
-    def run(self) -> "tuple[pd.DataFrame, ColumnSection, list[str]]":
-        """Return the answers, their figure and tables, and remarks.
+    def summarize(self) -> "tuple[pd.DataFrame, ColumnSection, list[str]]":
+        """Return the answers, their figure and tables, and remarks; call this after the end.
 
         Raises:
             UserError: All answers failed.
         """
-        plan = QuestionPlan(self._question, self._groups)
-        rows: dict[int, list[Any]] = {}
-        with ExitStack() as during:
-            scripts = self._question.scripts(plan.iter_requests(), during)
-            with closing(as_completed(scripts, silent=True)) as coming:
-                for number, row in coming:
-                    if self._stopped.is_set():
-                        raise UserError("stopped")
-                    rows[number] = row if isinstance(row, list) else [row]
-                    self.received += len(rows[number])
-        ordered = chain.from_iterable(rows[number] for number in sorted(rows))
-        df = build_frame(self._question.layout, plan.groups, plan.take_blocks(ordered))
+        self._during.close()
+        found = (self._rows[number] for number in sorted(self._rows))
+        rows = chain.from_iterable(one if isinstance(one, list) else [one] for one in found)
+        df = build_frame(self._question.layout, self._plan.groups, self._plan.take_blocks(rows))
         if df["error"].notna().all():
             raise UserError(str(df["error"].iloc[0]))
         section, _ = compare_column(df, "answer")
         section.figure = draw_column(df, section)
         samples = self._question.samples_per_paraphrase
-        return df, section, [*count_rows(df), detectable(self._groups, 1, samples)]
+        return df, section, [*count_rows(df), detectable(self._plan.groups, 1, samples)]
 
 
 def list_answer_files(home: AppState) -> list[str]:
@@ -198,7 +196,7 @@ class _CompareForm:
             self._wrong = ui.label().classes("chat-wrong text").props("role=alert")
             self._shown = ui.column().classes("w-full gap-2")
         self._comparison: Comparison | None = None
-        self._work: asyncio.Future[Any] | None = None
+        self._work: Future[None] | None = None
         self._refresh_state()
         ui.timer(REFRESH_S, self._refresh_state)
         ui.context.client.on_delete(self._stop_comparison)
@@ -210,14 +208,15 @@ class _CompareForm:
         try:
             self._comparison = Comparison(
                 self._models.value,
-                paraphrases=[(self._question.value or "").strip()],
+                (self._question.value or "").strip(),
                 samples_per_paraphrase=int(self._samples.value or 1),
                 temperature=1.0 if temperature is None else float(temperature),
                 max_tokens=int(self._tokens.value or 32),
             )
-            self._work = asyncio.ensure_future(run_in_thread(self._comparison.run))
+            self._work = self._comparison.start()
             self._refresh_state()
-            df, section, remarks = await self._work
+            await asyncio.wrap_future(self._work)
+            df, section, remarks = await run_in_thread(self._comparison.summarize)
             url = await run_in_thread(self._viewers.open_viewer, df, "answers")
         except asyncio.CancelledError:
             stopped = "stopped; answers so far are stored, and the same comparison resumes"
@@ -235,15 +234,13 @@ class _CompareForm:
             ui.link("Browse the answers", url)
 
     def _stop_comparison(self) -> None:
-        if self._comparison:
-            self._comparison.stop()
         if self._work:
             self._work.cancel()
 
     def _refresh_state(self) -> None:
         """Update the progress."""
         comparison = self._comparison
-        summary = f"{comparison.received} of {comparison.total} answers" if comparison else ""
+        summary = f"{comparison.run.received} of {comparison.total} answers" if comparison else ""
         self._state.set_text(summary)
         for element in (self._spinner, self._stop):
             element.set_visibility(comparison is not None)

@@ -95,7 +95,7 @@ class Roster:
         """
         full = self._name_resolver.resolve_name(name)
         try:
-            return self.model(full)
+            return Roster.model(self, full)  # a subclass resolves members by `model`
         except UserError:
             suggestion = self._name_resolver.suggest_name(name) if full == name else None
             if suggestion is None:

@@ -54,7 +54,7 @@ def executor(
     cluster: cluster_utils.Cluster, tiny_llama: Path, tiny_pool: Path
 ) -> Iterator[RayExecutor]:
     """What the contract of all executors is asked of; the tests below read the experts' path."""
-    made = RayExecutor(address=cluster.address, workers=2, experts="store")
+    made = RayExecutor(address=cluster.address, workers=2, experts="store", wait_s=300)
     made.open(test_executors.recipe(tiny_llama, tiny_pool))
     yield made
     made.close()

@@ -79,10 +79,7 @@ class Roster:
         Raises:
             UserError: It does not exist, or the name is ambiguous.
         """
-        with self._lock:
-            if name not in self._models:
-                self._models[name] = self._create_model(name)
-            return self._models[name]
+        return self._get_model(name)
 
     def member(self, name: str) -> Model:
         """Return the model of a name in a consortium.
@@ -95,12 +92,18 @@ class Roster:
         """
         full = self._name_resolver.resolve_name(name)
         try:
-            return Roster.model(self, full)  # a subclass resolves members by `model`
+            return self._get_model(full)
         except UserError:
             suggestion = self._name_resolver.suggest_name(name) if full == name else None
             if suggestion is None:
                 raise
             raise UserError(f"{name}: no such model; did you mean {suggestion}?") from None
+
+    def _get_model(self, name: str) -> Model:
+        with self._lock:
+            if name not in self._models:
+                self._models[name] = self._create_model(name)
+            return self._models[name]
 
     def blend(self, coefficients: Mapping[str, float]) -> Model:
         """Return a blend of local experts, named without local/; see `LocalModels`.
@@ -170,7 +173,7 @@ class Roster:
         from swarm.multi_agent.moa import build_mixture, read_preset
 
         return self._build_composite(
-            f"moa/{name}", lambda: build_mixture(read_preset(name), self.model)
+            f"moa/{name}", lambda: build_mixture(read_preset(name), self._get_model)
         )
 
     def _consortium_model(self, name: str) -> Model:

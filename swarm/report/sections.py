@@ -1,6 +1,6 @@
 """The sections of a report: result, course of the search, uncertainty, cost, configuration."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Any
 
@@ -631,7 +631,11 @@ def emergence_section(models: PairedComparison) -> ReportSection | None:
 
 def statistics_section(models: PairedComparison) -> ReportSection:
     """Build the section on which conclusions the data supports."""
-    rows = [_gain_row(name, one) for name, one in _measured_gains(models)]
+    rows = []
+    if models.verdict and (kept := models.verdict.held_out):
+        rows.append(_gain_row(SPLIT_NAMES["confirm"], kept.gain))
+    if models.verdict and (gain := models.verdict.start_model.gain):
+        rows.append(_gain_row(SPLIT_NAMES["test"], gain))
     blocks: list[Any] = []
     if rows:
         header = ["on", "gain", "95 % interval", "p", "items"]
@@ -647,30 +651,12 @@ def statistics_section(models: PairedComparison) -> ReportSection:
     )
 
 
-def _measured_gains(models: PairedComparison) -> Iterator[tuple[str, PairedTest]]:
-    if verdict := models.verdict:
-        if verdict.held_out:
-            yield SPLIT_NAMES["confirm"], verdict.held_out.gain
-        if gain := verdict.start_model.gain:
-            yield SPLIT_NAMES["test"], gain
-
-
 def _gain_row(name: str, gain: PairedTest) -> list[str]:
-    return [
-        name,
-        format_signed(gain.difference),
-        _format_gain_interval((gain.low, gain.high)),
-        format_p_value(gain.p),
-        format_count(gain.n),
-    ]
-
-
-def _format_gain_interval(interval_: Sequence[float]) -> str:
-    """Format the 95 % interval of a difference."""
-    low, high = interval_
-    if low == high == 0:  # no resampled item differs
-        return "(no item differs)"
-    return f"[{format_signed(low)}, {format_signed(high)}]"
+    low, high = gain.low, gain.high
+    # (0, 0) if no resampled item differs.
+    ends = f"[{format_signed(low)}, {format_signed(high)}]" if low or high else "(no item differs)"
+    difference, p = format_signed(gain.difference), format_p_value(gain.p)
+    return [name, difference, ends, p, format_count(gain.n)]
 
 
 def _describe_method(models: PairedComparison) -> list[str]:
@@ -710,13 +696,12 @@ FINAL_STAGES = {
 
 
 def cost_section(models: PairedComparison) -> ReportSection:
-    """Build the section on prompts, time and tokens, and on the savings by racing and caching."""
+    """Build the section on prompts, those that racing and caching saved, and scoring."""
     run = models.run
     spent = measure_economy(run)
     evaluated = int(spent["prompts"][-1])
     rows = [["on dev, by the search", format_count(evaluated)], *_final_rows(run)]
     blocks: list[Any] = [
-        _economy_chart(run, spent),
         TableBlock("Prompts evaluated", ["prompts", "how many"], rows),
         TableBlock("Prompts saved", ["prompts", "how many"], _saved_rows(run, spent, evaluated)),
     ]
@@ -745,23 +730,8 @@ def cost_section(models: PairedComparison) -> ReportSection:
     return ReportSection(
         "cost",
         "Cost",
-        "A prompt is one item evaluated at one position. The curve starts at the cost of "
-        "evaluating all initial particles; where it is flat, further prompts brought no gain.",
+        "A prompt is one item evaluated at one position.",
         blocks,
-    )
-
-
-def _economy_chart(run: RunFolder, spent: dict[str, Any]) -> Chart:
-    """Plot the best utility so far against prompts."""
-    prompts, best = spent["prompts"], spent["best"]
-    return Chart(
-        "Gain by prompts",
-        "prompts on dev",
-        objective_label(run),
-        [Series("best so far", prompts, best, "steps", "strong")],
-        f"{format_count(prompts[-1])} prompts raised the best from {format_number(best[0])} to "
-        f"{format_number(best[-1])}"
-        f"{signal_suffix(run)}",
     )
 
 

@@ -64,7 +64,7 @@ def served(folder: Path, *options: str, **more: str) -> Iterator[Page]:
         process.send_signal(signal.SIGINT)
         code = process.wait(120)
         reader.join(60)
-    assert (code, "".join(said)) == (130, "stopped\n"), (code, said)
+    assert (code, "".join(said).strip()) == (130, "stopped"), (code, said)
 
 
 @contextmanager

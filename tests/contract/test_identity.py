@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -213,12 +214,10 @@ def state(folder: Path, name: str) -> dict[str, Any]:
 
 
 def test_the_versions_are_recorded(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> None:
-    import torch
-
     command = searches.arguments(tmp_path, tiny_llama, tiny_pool, optimizer__max_iterations=1)
     assert searches.run(command).returncode == 0
     (kept,) = state(tmp_path, "run")["versions"]
-    assert kept["from_iteration"] == 0 and kept["packages"]["torch"] == torch.__version__
+    assert kept["from_iteration"] == 0 and kept["packages"]["torch"] == version("torch")
     assert set(kept["packages"]) == {"torch", "transformers", "model-swarms"}
     plain = searches.run(command)
     assert plain.returncode == 0 and plain.stderr == ""

@@ -20,7 +20,7 @@ from swarm.api.overrides import (
     to_overrides,
 )
 from swarm.api.result import Best, EvaluationResult, Result
-from swarm.engine.base import Engine, ExpertPool
+from swarm.engine.base import Engine
 from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
 from swarm.evaluation import checkpoints, models
@@ -32,7 +32,7 @@ from swarm.loop.run import Run
 from swarm.models.base import Model
 from swarm.models.function import FunctionModel, function_name
 from swarm.optimizers.base import Optimizer
-from swarm.pool.pool import Pool
+from swarm.pool.pool import ExpertPool, Pool
 from swarm.registry.registry import Roster
 from swarm.scorers.function import FunctionTask
 from swarm.tasks.base import Task

@@ -4,71 +4,21 @@ Also the choice of the plan by which an engine answers several positions.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from swarm.engine.base_model import BaseModel
 from swarm.errors import NotFinite, UserError
 from swarm.models.base import Completion, Example, Request, prompt_text
-from swarm.pool.pool import Pool
+from swarm.pool.pool import ExpertPool, Pool
 from swarm.pool.prompt_router import PromptRouter
 
 if TYPE_CHECKING:
     import torch
-
-    from swarm.pool.discovery import NamedModel
-
-
-class ExpertPool(Protocol):
-    """The experts that a position mixes: a pool of adapters, or a panel of full models.
-
-    Attributes:
-        names: Names of the K experts, in the order of a position's coefficients; set by `open`.
-        saves: The kind of artifact that `save` writes ("model").
-        groups: Names of the module groups with separate coefficients; a single group is "all".
-    """
-
-    names: list[str]
-    saves: str
-    groups: Sequence[str]
-
-    @property
-    def expert_count(self) -> int:
-        """Number of leading names that are the user's models, as opposed to generated experts."""
-        ...
-
-    def open(self, base: "str | NamedModel | None" = None) -> "ExpertPool":
-        """Read the pool without any weights, and return it; fast, and may be called again.
-
-        Args:
-            base: The base model that the experts have to belong to, or its name, if they have one.
-
-        Raises:
-            UserError: Something is missing or inconsistent.
-        """
-        ...
-
-    def check(self) -> None:
-        """Check, before anything is written, that the weights exist and are finite.
-
-        Raises:
-            UserError: They are not.
-        """
-        ...
-
-    def fingerprint(self) -> str:
-        """Return 16 hexadecimal digits that change with the experts."""
-        ...
-
-    def save(
-        self, coefficients: Iterable[float], folder: str | Path, extra: dict[str, Any] | None = None
-    ) -> None:
-        """Write the artifact of a position [K], and a swarm.json describing it, with `extra`."""
-        ...
 
 
 class Mixer:

@@ -15,7 +15,6 @@ import numpy as np
 from swarm._util.settings import Positive, checked
 from swarm.engine.base import (
     Engine,
-    ExpertPool,
     Gradient,
     Mixer,
     as_adapter_pool,
@@ -39,6 +38,7 @@ from swarm.engine.tokenization import (
 )
 from swarm.errors import NotFinite
 from swarm.models.base import Completion, Example, Message, Model, Request
+from swarm.pool.pool import ExpertPool
 
 if TYPE_CHECKING:
     from swarm.engine.decode import DecodingRow

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from swarm._util.files import find_path
-from swarm.engine.base import ExpertPool
 from swarm.engine.base_model import BaseModel
 from swarm.engine.token_ensemble.engine import TokenEnsembleEngine
 from swarm.engine.token_ensemble.members import EnsembleMember, ModelEnsemble
@@ -16,6 +15,7 @@ from swarm.errors import UserError
 from swarm.evaluation.base import Candidate, JobUsage, run_task
 from swarm.models.base import Completion, Request
 from swarm.pool.adapter import read_adapter
+from swarm.pool.pool import ExpertPool
 from swarm.tasks.base import Item, Score, Task
 
 

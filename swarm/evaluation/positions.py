@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from swarm._util.threads import run_concurrently
-from swarm.engine.base import Engine, ExpertPool
+from swarm.engine.base import Engine
 from swarm.engine.base_model import BaseModel, choose_device
 from swarm.errors import UserError
 from swarm.evaluation.base import Candidate, JobUsage
 from swarm.executors.worker import run_tasks_lockstep
 from swarm.merging.positions import describe_position
 from swarm.models.base import Completion, Request
+from swarm.pool.pool import ExpertPool
 from swarm.registry.registry import Roster
 from swarm.stats.significance import PairedTest
 from swarm.tasks.base import Item, Score, Task

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from hydra.utils import instantiate
 
-from swarm.engine.base import ExpertPool
 from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
 from swarm.evaluation.base import JobUsage
@@ -25,6 +24,7 @@ from swarm.evaluation.logit_ensemble import (
 from swarm.executors.worker import run_tasks_lockstep
 from swarm.loop.evaluator import records_to_scores
 from swarm.models.base import Request, prompt_text
+from swarm.pool.pool import ExpertPool
 from swarm.runs.folder import RunFolder
 from swarm.tasks.base import Item, Score, Task, first_prompts
 

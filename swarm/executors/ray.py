@@ -21,7 +21,6 @@ import numpy as np
 from pydantic import Field
 
 from swarm._util.settings import Count, Number, Positive, Text, checked
-from swarm.engine.base import ExpertPool
 from swarm.errors import UserError, install_command
 from swarm.executors.worker import (
     MAX_DEATHS,
@@ -34,7 +33,7 @@ from swarm.executors.worker import (
     format_failure,
     raise_failure,
 )
-from swarm.pool.pool import Pool
+from swarm.pool.pool import ExpertPool, Pool
 
 log = logging.getLogger(__name__)
 

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from swarm.engine.base import (
-    Engine,
-    ExpertPool,
-)
+from swarm.engine.base import Engine
 from swarm.engine.base_model import BaseModel
 from swarm.errors import NotFinite, UserError
 from swarm.models.base import Completion, Request, Usage
+from swarm.pool.pool import ExpertPool
 from swarm.tasks.base import Item, Score, Task
 
 if TYPE_CHECKING:

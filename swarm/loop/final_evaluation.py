@@ -11,7 +11,6 @@ from typing import Any, Literal
 import numpy as np
 
 from swarm._util.files import parse_json, read_gzip_json, short_digest
-from swarm.engine.base import ExpertPool
 from swarm.loop.evaluator import data_split, mean_by_route, records_to_scores, scores_to_records
 from swarm.merging.positions import group_by_route, position_label
 from swarm.optimizers.multi_objective import BASE_BOUND
@@ -21,6 +20,7 @@ from swarm.optimizers.static_merges import (
     utility_start_positions,
 )
 from swarm.optimizers.swarm import SOUP_SCALES
+from swarm.pool.pool import ExpertPool
 from swarm.runs.folder import ParticleIndex, RunRecord
 from swarm.runs.pareto_front import ParetoFront
 from swarm.runs.verdict import (
@@ -72,9 +72,9 @@ def resolve_baselines(names: str | Sequence[str], task: Task, pool: ExpertPool) 
     domain. "auto" is base, recipe and routes: what can be deployed as the result of a search is.
     """
     items = task.items("test")
-    missing = {"base"} if getattr(pool, "saves", "") != "adapter" else set()
+    missing = {"base"} if pool.saves != "adapter" else set()
     missing |= {"experts"} if len(group_items_by_domain(items)) < 2 else set()
-    missing |= {"routes"} if getattr(pool, "router", None) is None else set()
+    missing |= {"routes"} if pool.router is None else set()
     if names == "auto":
         names = ["base", "recipe", "routes"]
     return [name for name in dict.fromkeys(names) if name not in missing]

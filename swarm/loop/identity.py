@@ -8,10 +8,9 @@ from typing import Any
 from swarm._util.files import name_fault, path_fault, short_digest
 from swarm._util.secrets import identity_values
 from swarm._version import __version__
-from swarm.engine.base import ExpertPool
 from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
-from swarm.pool.pool import Pool
+from swarm.pool.pool import ExpertPool
 from swarm.tasks.base import (
     Task,
 )
@@ -33,17 +32,11 @@ def check_run_path(name: object, folder: object) -> None:
         raise UserError(f"name={name[:80]!r} {fault}; must be the name of a folder in {folder}/")
 
 
-RESOLVED_KEYS = ("groups", "routes")
-"""Keys of pool that a search resolves from "auto"."""
-
-
 def resolve_groups(config: Mapping[str, Any], pool: ExpertPool) -> Mapping[str, Any]:
     """Return the configuration with `auto` of pool.groups and pool.routes resolved."""
-    if isinstance(pool, Pool) and "pool" in config:
-        values = pool.division, pool.resolved_routes
-        resolved = dict(zip(RESOLVED_KEYS, values, strict=True))
-        return {**config, "pool": {**config["pool"], **resolved}}
-    return config
+    if "pool" not in config:
+        return config
+    return {**config, "pool": {**config["pool"], **pool.resolved_settings}}
 
 
 IDENTITY_KEYS = (

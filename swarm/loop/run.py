@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from swarm._util.settings import Count, Positive, PositiveNumber, Settings, parse_settings
-from swarm.engine.base import Engine, ExpertPool
+from swarm.engine.base import Engine
 from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
 from swarm.executors import Executor, Worker
@@ -55,7 +55,7 @@ from swarm.optimizers.base import DescentPlan, Optimizer, SearchResources
 from swarm.optimizers.gradient import MIN_ROUTE_ITEMS
 from swarm.optimizers.static_merges import count_static_merges
 from swarm.optimizers.swarm import NORM_LIMIT
-from swarm.pool.pool import Pool
+from swarm.pool.pool import ExpertPool, Pool
 from swarm.runs.folder import RunRecord
 from swarm.runs.pareto_front import (
     check_objectives,
@@ -287,7 +287,7 @@ class Run:
             parts = count_items_by_subtask(self.task, next(iter(complete.values())))
             self.record.state["objectives"] = parts
         if self._item_routes is not None:
-            routes = mean_by_route(complete, self._item_routes, self.routes, count)
+            routes = mean_by_route(complete, self._item_routes, self.pool.routes, count)
             self.optimizer.tell_routes(routes)
         self.optimizer.tell(utilities, np.isin(np.arange(count), raced.stopped), objectives)
         return utilities, objectives
@@ -420,16 +420,10 @@ class Run:
         )
         self.task.check()
         self._start_optimizer()
-        self._known = EvaluatedPositions(self.record, self._item_routes, self.routes)
+        self._known = EvaluatedPositions(self.record, self._item_routes, self.pool.routes)
         check_objectives(self.optimizer, self.task)
         self.racing.check_raceable(self.task, self.optimizer)
         return len(self._searched)
-
-    @property
-    def routes(self) -> int:
-        """Number of kinds of prompts with coefficients of their own."""
-        router = getattr(self.pool, "router", None)
-        return len(router.names) if router else 1
 
     def _start_optimizer(self) -> None:
         """Divide and open the pool, and start the optimizer with what the task offers."""
@@ -442,17 +436,15 @@ class Run:
             gradients=missing is None,
             positions=self.budget.prompts // items if self.budget.prompts else None,
             black_box=black_box,
-            norms=pool.update_norms if isinstance(pool, Pool) else None,
+            norms=pool.update_norms,
         )
         optimizer.set_resources(resources)
-        self._item_routes = None
-        if isinstance(pool, Pool):
-            self._item_routes = self._route_prompts(pool)
-            optimizer.set_resources(replace(resources, routes=self.routes))
-            # A black box has few coefficients: its utilities have to rank the positions.
-            fine = missing is None and not black_box and optimizer.needs_gradients is not None
-            few = self.routes > 1 and items < MIN_ROUTE_ITEMS * self.routes
-            pool.divide(fine and not few)
+        self._item_routes = self._route_prompts(pool) if isinstance(pool, Pool) else None
+        optimizer.set_resources(replace(resources, routes=pool.routes))
+        # A black box has few coefficients: its utilities have to rank the positions.
+        fine = missing is None and not black_box and optimizer.needs_gradients is not None
+        few = pool.routes > 1 and items < MIN_ROUTE_ITEMS * pool.routes
+        pool.divide(fine and not few)
         pool.open(self.model)
         self.budget.check_experts_fit(len(pool.names), items)
         self.optimizer = optimizer = optimizer.choose(len(pool.names) * len(pool.groups))
@@ -508,14 +500,14 @@ class Run:
                 f"{NORM_LIMIT:.0f} times as large as the pool's median: they count less in soups "
                 "and move less (python -m swarm.pool check; pool.experts leaves experts out)"
             )
-        if self.routes > 1 and getattr(optimizer, "composed", 0) is None:
+        if self.pool.routes > 1 and getattr(optimizer, "composed", 0) is None:
             notes.append(
                 "no particle is composed of the best for each kind of prompt: optimizer.particles "
                 "is below one for each expert, soup and start and one more; null is enough"
             )
-        if router := getattr(self.pool, "router", None):
+        if router := self.pool.router:
             notes.append(
-                f"separate coefficients for at most {self.routes} kinds of prompts, by their "
+                f"separate coefficients for at most {self.pool.routes} kinds of prompts, by their "
                 f"words: {', '.join(router.names)} (pool.routes=1 searches one adapter for all)"
             )
         return notes
@@ -546,7 +538,7 @@ class Run:
                 self.optimizer.items_without_gradient(len(self._searched)),
                 self.settings.choose == "kept",
                 self._item_routes,
-                self.routes,
+                self.pool.routes,
             )
             ending.choose_bests()
             self.record.write_outputs(self.pool)
@@ -557,8 +549,7 @@ class Run:
             for name, value in verdict.original_names().items():
                 log.info("%s: %s", name, value)
         self.record.write_json("front.json", describe_front(self.record.state))
-        # Full models store their personal bests as notes only, so nothing can vote.
-        if not hasattr(self.pool, "save_note"):
+        if self.pool.saves_personal_bests:  # else nothing can vote
             self.record.write_file("ensemble.yaml", encode_ensemble(verdict.vote))
         return verdict
 

@@ -65,8 +65,88 @@ Recipe = Literal["slerp", "model_stock", "ties", "dare_linear", "dare_ties"]
 Routes = Annotated[int, Field(ge=1, le=MAX_ROUTES)] | Literal["auto"] | Mapping[str, Any]
 
 
+class ExpertPool:
+    """The experts that a position mixes: a pool of adapters, or a panel of full models.
+
+    Attributes:
+        names: Names of the K experts, in the order of a position's coefficients; set by `open`.
+        saves: The kind of artifact that `save` writes.
+        saves_personal_bests: Whether personal bests are saved as the global one is, not as notes.
+        groups: Names of the module groups with separate coefficients; a single group is "all".
+        router: Routes prompts to parts of a position; `None` for a single route.
+    """
+
+    names: list[str]
+    saves: str
+    saves_personal_bests = True
+    groups: Sequence[str] = ("all",)
+    router: PromptRouter | None = None
+
+    @property
+    def expert_count(self) -> int:
+        """Number of leading names that are the user's models, as opposed to generated experts."""
+        return len(self.names)
+
+    @property
+    def routed(self) -> bool:
+        """Whether the pool has several routes by its settings, not by its prompts."""
+        return False
+
+    @property
+    def routes(self) -> int:
+        """Number of kinds of prompts with coefficients of their own."""
+        return len(self.router.names) if self.router else 1
+
+    @property
+    def resolved_settings(self) -> dict[str, Any]:
+        """Keys of pool that a search resolves from "auto", with the values in effect."""
+        return {}
+
+    def divide(self, gradients: bool) -> None:
+        """Choose the groups of modules, for a search with or without gradients."""
+
+    def open(self, base: "str | NamedModel | None" = None) -> "ExpertPool":
+        """Read the pool without any weights, and return it; fast, and may be called again.
+
+        Args:
+            base: The base model that the experts have to belong to, or its name, if they have one.
+
+        Raises:
+            UserError: Something is missing or inconsistent.
+        """
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Check, before anything is written, that the weights exist and are finite.
+
+        Raises:
+            UserError: They are not.
+        """
+        raise NotImplementedError
+
+    def fingerprint(self) -> str:
+        """Return 16 hexadecimal digits that change with the experts."""
+        raise NotImplementedError
+
+    def update_norms(self) -> list[float]:
+        """Return the norm of each row's update; equal if experts are not updates of a base."""
+        return [1.0] * len(self.names)
+
+    def save(
+        self, coefficients: Any, folder: str | Path, extra: dict[str, Any] | None = None
+    ) -> None:
+        """Write the artifact of a position [K], and a swarm.json describing it, with `extra`."""
+        raise NotImplementedError
+
+    def save_note(
+        self, coefficients: Any, folder: str | Path, extra: dict[str, Any] | None = None
+    ) -> None:
+        """Write what is kept of a personal best."""
+        self.save(coefficients, folder, extra)
+
+
 @checked("pool")
-class Pool:
+class Pool(ExpertPool):
     """K rows: the experts of `folder`, then, if configured, rows made by the pool.
 
     Experts are in the order of `experts` or of their names; base, noise, elites, sparsified experts
@@ -183,14 +263,15 @@ class Pool:
         return self._routes not in (AUTO, 1)
 
     @property
-    def resolved_routes(self) -> int | dict[str, Any]:
-        """Value of pool.routes in effect: 1, or the router's `to_dict`."""
-        return self.router.to_dict() if self.router else 1
+    def resolved_settings(self) -> dict[str, Any]:
+        """Values of pool.groups and pool.routes in effect: the latter is 1, or the router's."""
+        routes = self.router.to_dict() if self.router else 1
+        return {"groups": self.division, "routes": routes}
 
     def split_routes(self, position: Sequence[float]) -> list[list[float]]:
         """Return the position of each route: parts of a position, or the position itself."""
         vector = list(position)
-        size = len(vector) // (len(self.router.names) if self.router else 1)
+        size = len(vector) // self.routes
         return [vector[start : start + size] for start in range(0, len(vector), size)]
 
     @property

@@ -801,9 +801,9 @@ class RunRecord(RunState):
 
         Args:
             pool: Its `save` writes the adapter of some coefficients, with further facts, to a
-                folder, atomically; if it has a `save_note`, that writes the personal ones.
+                folder, atomically; its `save_note` writes the personal ones.
         """
-        save, note = pool.save, getattr(pool, "save_note", pool.save)
+        save, note = pool.save, pool.save_note
         highest = sorted(self.bests.highest.items())
         bests = {f"particle_{i}/personal_best": at for i, (_, at) in highest}
         bests = {"global_best": self.best_index()} | bests if bests else {}

@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swarm.engine.base import ExpertPool, Mixer
+from swarm.engine.base import Mixer
 from swarm.engine.base_model import BaseModel
 from swarm.engine.full.checkpoint import check_settings
 from swarm.engine.full.pool import FullModelPool
 from swarm.engine.hf import HFEngine
 from swarm.engine.tokenization import context_length_of
 from swarm.errors import UserError
+from swarm.pool.pool import ExpertPool
 
 if TYPE_CHECKING:
     from torch import Tensor

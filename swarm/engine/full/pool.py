@@ -58,6 +58,7 @@ class FullModelPool(ModelPanel):
     """
 
     saves = "model"
+    saves_personal_bests = False
 
     def __init__(
         self,

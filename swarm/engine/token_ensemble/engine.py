@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from swarm._util.files import parse_json
-from swarm.engine.base import ExpertPool, Mixer
+from swarm.engine.base import Mixer
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import BATCH_CPU, BATCH_GPU, HFEngine
 from swarm.engine.token_ensemble.members import MIXTURE_FILE, ModelEnsemble
 from swarm.engine.tokenization import apply_chat_template, context_length_of, end_token_ids
 from swarm.errors import UserError
 from swarm.models.base import Completion, Request
+from swarm.pool.pool import ExpertPool
 
 if TYPE_CHECKING:
     import torch

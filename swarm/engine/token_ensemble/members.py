@@ -14,6 +14,7 @@ from swarm._util.files import write_json
 from swarm.engine.base_model import BaseModel, find_in_hub_cache
 from swarm.errors import UserError
 from swarm.pool.adapter import CONFIG_FILE, Adapter, read_adapter
+from swarm.pool.pool import ExpertPool
 
 if TYPE_CHECKING:
     from swarm.pool.discovery import NamedModel
@@ -36,7 +37,7 @@ class EnsembleMember:
     adapter: Adapter | None = None
 
 
-class ModelPanel:
+class ModelPanel(ExpertPool):
     """Complete models; a position has a coefficient for each.
 
     Args:
@@ -47,16 +48,10 @@ class ModelPanel:
         UserError: Fewer than two models, or one of them twice.
     """
 
-    groups: Sequence[str] = ("all",)
-
     def __init__(self, models: Sequence[str] | None, base: BaseModel | None = None) -> None:
         self.models, self.names = parse_models(models)
+        self.expert_count = len(self.names)
         self.base = base or BaseModel(self.models[0])
-
-    @property
-    def expert_count(self) -> int:
-        """See `swarm.engine.base.ExpertPool`."""
-        return len(self.names)
 
     def position(self, coefficients: Iterable[float]) -> list[float]:
         """Return the coefficients as a list.

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from swarm._util.settings import Positive, checked
-from swarm.engine.base import Engine, ExpertPool, as_adapter_pool
+from swarm.engine.base import Engine, as_adapter_pool
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.engine.vllm.launch import (
@@ -21,7 +21,7 @@ from swarm.engine.vllm.launch import (
 )
 from swarm.errors import NotFinite, UserError
 from swarm.models.base import Completion, Request
-from swarm.pool.pool import Pool
+from swarm.pool.pool import ExpertPool, Pool
 
 if TYPE_CHECKING:
     from swarm.engine.vllm.requests import VLLMScheduler

@@ -37,6 +37,8 @@ class Notes:
         if self.dies:
             raise KeyboardInterrupt
 
+    save_note = save
+
 
 def test_a_kill_between_a_best_and_its_answers_leaves_no_older_answers(tmp_path: Path) -> None:
     record, pool = RunRecord(tmp_path), Notes()

@@ -70,6 +70,7 @@ class ExpertPool:
 
     Attributes:
         names: Names of the K experts, in the order of a position's coefficients; set by `open`.
+        expert_count: Number of leading names that are the user's models, not generated experts.
         saves: The kind of artifact that `save` writes.
         saves_personal_bests: Whether personal bests are saved as the global one is, not as notes.
         groups: Names of the module groups with separate coefficients; a single group is "all".
@@ -77,15 +78,11 @@ class ExpertPool:
     """
 
     names: list[str]
+    expert_count: int
     saves: str
     saves_personal_bests = True
     groups: Sequence[str] = ("all",)
     router: PromptRouter | None = None
-
-    @property
-    def expert_count(self) -> int:
-        """Number of leading names that are the user's models, as opposed to generated experts."""
-        return len(self.names)
 
     @property
     def routed(self) -> bool:

@@ -15,7 +15,7 @@ import searches
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.errors import UserError
-from swarm.executors import Executor, Job, Worker
+from swarm.executors import Executor, Job, JobResult, Worker
 from swarm.executors.inline import InlineExecutor
 from swarm.executors.processes import ProcessExecutor
 from swarm.loop.evaluator import Batching, Evaluator
@@ -173,10 +173,10 @@ def test_equal_positions_are_played_once(tiny_llama: Path, tiny_pool: Path, tmp_
     )
     inline = InlineExecutor()
     inline.open(recipe(tiny_llama, tiny_pool, task))
-    seen = []
-    scores = Evaluator(task, inline, Batching(particles=2, items=5)).score_positions(
-        [[1.0, 0, 0, 0], [0, 1.0, 0, 0], [1.0, 0, 0, 0]], "test", seen.append
-    )
+    seen: list[JobResult] = []
+    evaluator = Evaluator(task, inline, Batching(particles=2, items=5))
+    evaluator.on_job = seen.append
+    scores = evaluator.score_positions([[1.0, 0, 0, 0], [0, 1.0, 0, 0], [1.0, 0, 0, 0]], "test")
     assert scores[0] == scores[2] and [len(row) for row in scores] == [16, 16, 16]
     assert sum(len(row) for result in seen for row in result.scores) == 32
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
-from run_folders import write_state
+from run_folders import measured, write_state
 from safetensors.torch import load_file, save_file
 
 from swarm.engine.base_model import BaseModel
@@ -24,6 +24,7 @@ from swarm.pool.pool import Pool
 from swarm.registry.local_models import (
     LocalModels,
 )
+from swarm.runs.verdict import EXPERT, FOUND, Compared, Verdict
 
 TURNS = Request((Message("system", "be brief"), Message("user", "yes or no")), 8)
 TEXT = Request("the question is", 8)
@@ -64,6 +65,7 @@ def said(model: Model, *requests: Request) -> list[str]:
 
 def run_folder(folder: Path, best: Path, base: Path, **state: Any) -> Path:
     """What a finished search leaves: a state, a configuration and its best."""
+    dev = measured([{"value": 0.5, "answer": "A"}, {"value": 0.4, "answer": "B"}])
     whole = {
         "experts": ["a"],
         "own": 1,
@@ -71,7 +73,11 @@ def run_folder(folder: Path, best: Path, base: Path, **state: Any) -> Path:
         "optimizer": {},
         "rounds": [{"positions": [[1.0]], "utilities": [0.5]}],
         "finished": "done",
-        "metrics": {"best": 1},
+        "verdict": Verdict(
+            Compared(FOUND, "best found", dev, None, position=[1.0]),
+            "a",
+            [Compared(EXPERT, "best initial expert (a)", dev, None)],
+        ).to_dict(),
         "identity": {},
         **state,
     }
@@ -133,7 +139,7 @@ def test_runs_models_and_mixtures_are_voices_too(
     monkeypatch.chdir(tmp_path)
     run_folder(Path("search/first"), tiny_pool / "cedar", tiny_llama)
     run_folder(Path("search/swept/trial_00"), tiny_pool / "cedar", tiny_llama)
-    run_folder(Path("search/begun"), tiny_pool / "cedar", tiny_llama, finished=None, metrics=None)
+    run_folder(Path("search/begun"), tiny_pool / "cedar", tiny_llama, finished=None, verdict=None)
     other = tiny.model(tmp_path / "other", seed=3)
     ModelEnsemble([str(tiny_llama), str(other)]).open().save([0, 1], tmp_path / "mixture")
     home = LocalModels(None, tiny_pool, device="cpu")

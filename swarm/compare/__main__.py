@@ -136,6 +136,18 @@ def validate(file: str, min_examples: int | None) -> int:
     return 0 if result.valid else 1
 
 
+@compare.command("update-jobs")
+@click.argument("data_dir", default=DATA_DIR)
+def update_jobs(data_dir: str) -> None:
+    """Update the fine-tuning jobs, as llmcomp-update-jobs does."""
+    from swarm.compare.finetuning import FinetuningManager
+
+    FinetuningManager(data_dir).update_jobs()
+
+
+compare.add_command(validate, "validate-file")
+
+
 @finetune.command()
 @click.argument("file")
 @click.option("--epochs", type=click.IntRange(1), default=1, show_default=True)

@@ -191,6 +191,28 @@ def stacked_bars(
     return _finish_figure(figure, df, options, note)
 
 
+def free_form_stacked_bar(
+    df: pd.DataFrame,
+    answer_column: str = "answer",
+    selected_answers: Sequence[Any] | None = None,
+    min_fraction: float | None = None,
+    **options: Any,
+) -> Figure:
+    """Draw the shares of answers; arguments as `plot`."""
+    return stacked_bars(df, answer_column, selected_answers, min_fraction, **options)
+
+
+def probs_stacked_bar(
+    df: pd.DataFrame,
+    probs_column: str = "probs",
+    selected_answers: Sequence[Any] | None = None,
+    min_fraction: float | None = None,
+    **options: Any,
+) -> Figure:
+    """Draw the mean probabilities of a column of dictionaries; arguments as `plot`."""
+    return stacked_bars(df, probs_column, selected_answers, min_fraction, True, **options)
+
+
 def _intervals_by_category(values: AnswerMatrix, by: str) -> dict[int, ColumnIntervals]:
     """Return the means with their intervals of each category that has answers."""
     clusters = values.cluster_codes([name for name in CLUSTER_COLUMNS if name != by])

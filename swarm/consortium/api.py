@@ -290,33 +290,58 @@ def create_consortium(
     return Orchestrator(config, config_name, found, raw, log, temperature, max_tokens)
 
 
-def ConsortiumConfig(
-    models: Mapping[str, int] | Sequence[Any],
-    system_prompt: str | None = None,
-    confidence_threshold: float = 0.8,
-    max_iterations: int = 3,
-    minimum_iterations: int = 1,
-    arbiter: Any = None,
-    **settings: Any,
-) -> ConsortiumSettings:
-    """Return settings, with the argument names of llm-consortium; without an arbiter the default.
+class ConsortiumConfig(ConsortiumSettings):
+    """`ConsortiumSettings` with the argument names of llm-consortium, and its keys in `to_dict`.
+
+    Without an arbiter it is the default one of the strategy.
 
     Raises:
         UserError: A value is invalid.
     """
-    settings = {
-        "system": system_prompt,
-        "confidence_threshold": confidence_threshold,
-        "max_iterations": max_iterations,
-        "min_iterations": minimum_iterations,
-        **settings,
-        "members": models,
-        "arbiter": arbiter or None,
-    }
-    found = parse_settings(ConsortiumSettings, settings)
-    if found.arbiter:
+
+    def __init__(
+        self,
+        models: Mapping[str, int] | Sequence[Any],
+        system_prompt: str | None = None,
+        confidence_threshold: float = 0.8,
+        max_iterations: int = 3,
+        minimum_iterations: int = 1,
+        arbiter: Any = None,
+        **settings: Any,
+    ) -> None:
+        given = {
+            "system": system_prompt,
+            "confidence_threshold": confidence_threshold,
+            "max_iterations": max_iterations,
+            "min_iterations": minimum_iterations,
+            **settings,
+            "members": models,
+            "arbiter": arbiter or None,
+        }
+        found = parse_settings(ConsortiumSettings, given)
+        chosen = found.arbiter or default_arbiter(found.strategy, found.members)
+        super().__init__(**{**dict(found), "arbiter": chosen})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Convert to JSON; members and arbiter are names and counts where they set nothing else."""
+        found = super().to_dict()
+        found["system_prompt"] = found.pop("system")
+        found["minimum_iterations"] = found.pop("min_iterations")
+        members = found.pop("members")
+        plain = all(set(one) == {"model", "count"} for one in members)
+        found["models"] = {one["model"]: one["count"] for one in members} if plain else members
+        if self.arbiter and set(found["arbiter"]) == {"model", "count"}:
+            found["arbiter"] = self.arbiter.model
         return found
-    return found.changed(arbiter=default_arbiter(found.strategy, found.members))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "ConsortiumConfig":
+        """Return the settings that `to_dict` has written.
+
+        Raises:
+            UserError: A value is invalid.
+        """
+        return cls(**values)
 
 
 class Orchestrator:

@@ -258,7 +258,7 @@ def test_more_particles_than_an_ask_can_hold_are_refused() -> None:
 def test_types_that_were_taken_by_their_truth_are_refused(tiny_pool: Path) -> None:
     with pytest.raises(UserError, match=r"engine.max_tokens=true: must be an integer"):
         HFEngine(max_tokens=True)
-    with pytest.raises(UserError, match=r"model.trust_remote_code='no': must be true or false"):
+    with pytest.raises(UserError, match=r"model.trust_remote_code=no: must be true or false"):
         BaseModel("x", trust_remote_code="no")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"model.name=5"):
         BaseModel("x", name=5)  # type: ignore[arg-type]

@@ -19,8 +19,10 @@ from swarm.compare.plots import (
     COLOURS,
     HATCHES,
     assign_fill_styles,
+    free_form_stacked_bar,
     judge_scores,
     plot,
+    probs_stacked_bar,
     rating_cumulative_plot,
 )
 from swarm.errors import InvalidArgument, UserError
@@ -90,6 +92,10 @@ def test_answers_are_stacked_bars_of_their_shares() -> None:
     low, high = next(one for one in told if one.startswith("60% ["))[5:-1].split(", ")
     assert float(low) < 40 < 60 < float(high), "the interval of a's x"
     assert "60%" in texts(plot(frame(SONGS), error_bars=False))
+    assert segments(free_form_stacked_bar(frame(SONGS))) == segments(figure)
+    shares = pd.DataFrame({"group": ["a", "a"], "probs": [{"x": 0.5, "y": 0.5}, {"x": 1.0}]})
+    drawn = segments(probs_stacked_bar(shares))
+    assert drawn["a"] == pytest.approx({"x": 0.75, "y": 0.25})
 
 
 def test_answers_categories_and_colours_can_be_chosen() -> None:

@@ -464,6 +464,10 @@ def test_the_names_of_llm_consortium() -> None:
     assert config.arbiter and config.arbiter.model == "function/z"
     assert ConsortiumConfig(models=["function/x"], judging_method="rank").strategy == "rank"
     assert ConsortiumOrchestrator.__name__ == "Orchestrator" and ConsortiumModel("n", config)
+    found = config.to_dict()
+    assert (found["models"], found["arbiter"]) == ({"function/x": 2, "function/y": 1}, "function/z")
+    assert (found["system_prompt"], found["minimum_iterations"]) == ("Be brief.", 2)
+    assert ConsortiumConfig.from_dict(found) == config
 
 
 def test_the_alias_makes_way_for_llm_consortium(

@@ -181,12 +181,6 @@ class Cache:
         """
         return self.run(lambda connection: self._read_keys(connection, keys, restore))
 
-    def get_range(self, first: str, last: str, restore: Restore | None = None) -> dict[str, Any]:
-        """Return the stored values of all keys in a range (inclusive), in key order; see `get`."""
-        query = f"{SELECT_ROWS} key BETWEEN ? AND ? ORDER BY key"
-        rows = self.run(lambda connection: connection.execute(query, (first, last)).fetchall())
-        return self._decode_rows(rows, restore)
-
     def delete(self, keys: Sequence[str]) -> int:
         """Delete these keys and return how many existed.
 
@@ -298,11 +292,6 @@ def make_cache_key(*parts: Any) -> str:
     """Return a key that depends on all parts, which are JSON values."""
     text = _encode_sorted_json(parts)
     return sha256(text.encode()).hexdigest()
-
-
-def make_sample_key(key: str, sample: int) -> str:
-    """Return the key of one sample: `make_cache_key(key, sample)`, computed three times as fast."""
-    return sha256(f'["{key}", {sample}]'.encode()).hexdigest()
 
 
 def retry_while_locked(work: Callable[[], T]) -> T:

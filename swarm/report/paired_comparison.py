@@ -17,7 +17,7 @@ from swarm.runs.verdict import BY_DOMAIN, CONSTANT, EXPERT, Compared
 from swarm.stats.significance import mean_interval
 from swarm.tasks.base import Item, TaskRun
 from swarm.tasks.dataset import DataTask
-from swarm.tasks.metrics import Measured, group_items_by_domain, item_domain
+from swarm.tasks.metrics import Measured, group_items_by_domain
 
 Rows = list[dict[str, Any]]
 
@@ -292,12 +292,6 @@ def _shorten_text(words: str, limit: int = MAX_TEXT_LENGTH) -> str:
 
 
 UNKNOWN_DOMAIN = "(not in the data file)"
-
-
-def answer_domain(row: Mapping[str, Any], questions: Mapping[str, Any]) -> str:
-    """Return the domain of an answered item: its part, else what its data file says."""
-    item = questions.get(str(row["id"]))
-    return str(row.get("part") or (item_domain(item) if item else UNKNOWN_DOMAIN))
 
 
 def load_questions(models: PairedComparison, split: str) -> tuple[dict[str, Any], str]:

@@ -291,9 +291,6 @@ def _shorten_text(words: str, limit: int = MAX_TEXT_LENGTH) -> str:
     )
 
 
-UNKNOWN_DOMAIN = "(not in the data file)"
-
-
 def load_questions(models: PairedComparison, split: str) -> tuple[dict[str, Any], str]:
     """Return the items by id from the task's data files, or an explanation why they are missing."""
     run = models.run

@@ -146,7 +146,7 @@ def test_the_arguments_of_older_programs() -> None:
         judging_method="rank",
         quorum=2,
     )
-    assert made.config == config(
+    same = config(
         members=[f"{VOICE}:1", "function/fake_models:pieces:3"],
         arbiter=VOICE,
         strategy="rank",
@@ -156,6 +156,7 @@ def test_the_arguments_of_older_programs() -> None:
         system="Be brief.",
         quorum=2,
     )
+    assert dict(made.config) == dict(same)
     assert create_consortium([VOICE], arbiter=VOICE, system="Be kind.").config.system == "Be kind."
 
 

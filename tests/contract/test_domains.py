@@ -32,7 +32,7 @@ from swarm.ui.run_data import load_run_series
 def test_default_baselines_can_be_deployed_as_the_result_can(tmp_path: Path) -> None:
     named = MultipleChoice("doors", str(domains_file(tmp_path / "doors.json")))
     kinds = exact_match(tmp_path, "kinds", ["Yes", "1", "red"], ["Yes", "2", "blue"])
-    pool = SimpleNamespace(saves="adapter", expert_count=2)
+    pool = SimpleNamespace(saves="adapter", expert_count=2, router=None)
     routed = SimpleNamespace(saves="adapter", expert_count=2, router=object())
     assert resolve_baselines("auto", named, pool) == ["base", "recipe"]
     assert resolve_baselines("auto", named, routed) == ["base", "recipe", "routes"]

@@ -127,6 +127,9 @@ def run_folder(folder: Path, base: Path, pool: Path) -> None:
     verdict = Verdict(best, tiny.NAMES[0], [start])
     state = {
         "experts": list(tiny.NAMES),
+        "own": len(tiny.NAMES),
+        "groups": ["all"],
+        "optimizer": {},
         "rounds": rounds,
         "finished": "done",
         "verdict": verdict.to_dict(),

@@ -200,8 +200,7 @@ def test_sliders_change_the_answer(
         anew(page)
         page.get_by_label("A run's best").click()
         page.get_by_role("option", name="best of first").click()
-        page.get_by_label("Beside it").click()
-        page.get_by_role("option", name="the base").click()
+        page.get_by_role("switch", name="Ask the base too").click()
         cards = ask(page, QUESTION, 2)
         assert [text_of(cards.nth(n)) for n in (0, 1)] == [best, said(roster.model("local/base"))]
         page.get_by_label("Name").fill("mine")
@@ -256,14 +255,6 @@ def test_a_mixture_is_scored_beside_its_neighbours(
         page.get_by_label("Further keys").fill("file=x")
         score.click()
         page.get_by_text("'file=x' is not a task.KEY=VALUE").wait_for()
-        page.get_by_role("button", name="Start a search from here").click()
-        page.wait_for_url("**/start?mixture=*")
-        page.get_by_text("also starts from this mixture").wait_for()
-        command = page.get_by_text("python -m swarm.search").inner_text()
-        assert "optimizer.starts=[[0.25,0.25,0.25,0.25]]" in command
-        for size in SIZES:
-            page.set_viewport_size(SIZES[size])
-            fits(page, size)
 
 
 def test_a_mixture_by_hand_is_what_a_run_has_saved(

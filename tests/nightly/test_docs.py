@@ -23,6 +23,7 @@ PAGES = [
 NOT_HERE = {
     "bash scripts/test.sh": "is what runs this test",
     "python -m swarm.search engine=vllm": "test_vllm_search.py, small",
+    "python scripts/skill_domains.py": "test_initial_experts.py trains a small one",
     "ray start": "needs a cluster's nodes; test_ray.py starts one",
     "python -m swarm.search executor=ray": "test_ray.py, the same keys on a two-node cluster",
     "python -m swarm.report search/": "tests/unit/report/test_report.py, on run folders",

@@ -122,7 +122,7 @@ def test_the_best_is_an_artifact_that_names_its_experts(
         "best_artifact"
     ] == "run-best" and entry.local_path == str(weights)  # and no copy
     facts, run = json.loads(artifact.metadata), RunFolder(folder)
-    assert facts["test"]["utility"] == run.verdict.found.test.utility
+    assert facts["test"] == run.verdict.found.test.utility
     shares = [facts["experts"][name]["coefficient"] for name in run.experts]
     assert shares == run.positions[run.find_best()].tolist()
     expert = facts["experts"]["logic"]

@@ -185,7 +185,6 @@ def test_commands_of_click_have_examples_that_they_understand(name: str | None) 
         ("search task=nlgraph_mini job=3", 2, "job.particles=5"),
         ("study nothing", 1, "no such study; allowed: ablation"),
         ("study compare seeds=0", 1, "seeds=0: must be an integer, at least 1"),
-        ("judge", 2, "the following arguments are required: FORMAT"),
         ("judge flask shwo", 2, "shwo"),
         ("report {broken}", 1, "has a rounds.jsonl that is not the record of a search"),
         ("report {odd}", 1, "rounds.jsonl is damaged"),

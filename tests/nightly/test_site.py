@@ -24,7 +24,7 @@ SEEN = ["index.html", "concepts.html", "running.html", "reference/optimizers.htm
 FIRST = {
     "own data": "tasks.html",
     "resume": "running.html",
-    "my adapter": "tutorial_own_adapters.html",
+    "own adapter": "tutorial_own_adapters.html",
     "cost": "running.html",
     "GPU": "gpus.html",
 }
@@ -150,7 +150,7 @@ def keys(path: Path) -> Iterator[tuple[str, str]]:
     for line in path.read_text(encoding="utf-8").splitlines():
         match = re.match(r"(\w+): +\S.*? +# (.+)$", line)
         if match and not match[1].startswith("_") and '"' not in line:
-            dotted = group not in ("conf", "experiment", "moa", "consortium", "suite")
+            dotted = group not in ("conf", "experiment", "moa", "consortium", "study")
             yield (f"{group}.{match[1]}" if dotted else match[1]), match[2]
 
 

@@ -24,8 +24,7 @@ from swarm.search import build_run
 CONF = conf_folder()
 OTHERS = ("candidate", "consortium", "moa", "model/moa.yaml", "study")
 ELSEWHERE = (CONF, *(CONF / other for other in OTHERS))
-"""No options of a search; the candidates are built by test_candidates.py, mixtures of agents by
-test_moa_prompts.py, consortia by test_consortium_configs.py, studies by test_study.py."""
+"""No options of a search; the candidates are built by test_candidates.py."""
 GROUPS = sorted(p for p in CONF.rglob("*.yaml") if not {p, p.parent} & {*ELSEWHERE})
 
 
@@ -295,7 +294,7 @@ def test_every_flag_of_the_original_has_its_key() -> None:
     assert len(set(re.findall(r"--\w+", section))) == 32
     known = composed("model=gemma_7b", "tracker=wandb")
     keys = set(re.findall(r"([a-z_.]+)=", section))
-    assert len(keys) == 23
+    assert len(keys) == 24
     for key in keys - {"task", "model"}:
         node, _, last = key.rpartition(".")
         assert last in (OmegaConf.select(known, node) if node else known), key

@@ -23,8 +23,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from batching import default_base
+from safetensors.torch import load_file, save_file
 from timing import interleaved, machine
-from update import disk_step, lay_out
 
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
@@ -60,6 +60,53 @@ def items(count: int, case: str = "plain") -> list[Item]:
         }
         for i in range(count)
     ]
+
+
+FILE = "adapter_model.safetensors"
+WEIGHTS = (0.2, 0.3, 0.4, 0.05)
+"""Inertia, cognitive, social and repel coefficients of the reference procedure's step."""
+
+
+def merge(parts: list[tuple[float, Path]], target: Path) -> None:
+    """Write a weighted sum of adapters, as files."""
+    total: dict[str, torch.Tensor] = {}
+    for weight, folder in parts:
+        for key, value in load_file(folder / FILE).items():
+            total[key] = total.get(key, 0) + weight * value.float()
+    target.mkdir(parents=True, exist_ok=True)
+    save_file(total, target / FILE)
+
+
+def disk_step(home: Path, particles: int, step: float) -> None:
+    """Move every particle by five merges on disk."""
+    inertia, cognitive, social, repel = WEIGHTS
+    for i in range(particles):
+        own = home / f"particle_{i}"
+        merge([(1.0, own / "best"), (-1.0, own / "now")], own / "p_x")
+        merge([(1.0, home / "g"), (-1.0, own / "now")], own / "g_x")
+        merge([(1.0, own / "now"), (-1.0, home / "w")], own / "x_w")
+        merge(
+            [
+                (inertia, own / "velocity"),
+                (cognitive, own / "p_x"),
+                (social, own / "g_x"),
+                (repel, own / "x_w"),
+            ],
+            own / "velocity",
+        )
+        merge([(1.0, own / "now"), (step, own / "velocity")], own / "now")
+
+
+def lay_out(pool: Pool, home: Path, particles: int) -> None:
+    """Write the folders of the reference procedure at the start of an iteration."""
+    experts = [pool.folder / pool.names[i % len(pool.names)] for i in range(particles)]
+    for i, expert in enumerate(experts):
+        own = home / f"particle_{i}"
+        for name in ("now", "best"):
+            merge([(1.0, expert)], own / name)
+        merge([(1.0, experts[i - 1]), (-1.0, expert)], own / "velocity")
+    merge([(1.0, experts[1])], home / "g")
+    merge([(1.0, experts[0])], home / "w")
 
 
 def reference_particle(folder: str, base: BaseModel, prompts: list[str], device: str) -> list[str]:

@@ -86,7 +86,7 @@ class Lab:
             "task.file": paths.get("data", self.data),
             "task.scoring": "logits",
             "pool.space": "factor",
-            "pool.groups": 1,
+            "pool.groups": "global",
             "optimizer.max_iterations": 1,
             "ensemble": 0,
             "noise_floor": "false",

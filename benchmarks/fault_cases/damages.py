@@ -219,7 +219,10 @@ def _damaged(
         if reader == "resume":
             left = {k: v for k, v in _tree(run).items() if k not in ("log.txt", "config.json")}
             # The command and the configuration hold the folder's own path, as do their checksums.
-            return {k: v for k, v in left.items() if k not in ("command.json", "rounds.jsonl")}
+            left = {k: v for k, v in left.items() if k not in ("command.json", "rounds.jsonl")}
+            # A repair adds lines to rounds.jsonl, which the summary counts.
+            facts = json.loads(left["run.json"])
+            return left | {"run.json": {**facts, "lines": None, "checksum": None}}
         if reader == "report":
             # Without the run's path; config.json of another place is another text.
             return (run / "report.html").read_text().replace(str(here), "")

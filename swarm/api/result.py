@@ -17,7 +17,7 @@ from swarm.errors import UserError, install_command
 from swarm.evaluation.evaluation import format_result
 from swarm.loop.evaluator import records_to_scores
 from swarm.merging.positions import describe_position
-from swarm.models.base import PROMPT_FORMS, Completion, Message, Request, with_prompt_form
+from swarm.models.base import PROMPT_FORMS, Completion, Message, Model, Request, with_prompt_form
 from swarm.registry.local_models import LocalModels
 from swarm.registry.model_groups import base_of_run
 from swarm.report import sections
@@ -131,7 +131,7 @@ def open_run(folder: str | Path) -> "Result":
     return Result(folder)
 
 
-class Best:
+class Best(Model):
     """A position found by a search; usable as a model.
 
     Attributes:
@@ -161,6 +161,27 @@ class Best:
         """Each expert's coefficient; the mean if groups of modules have their own."""
         means = self._run.means[self.iteration, self.particle]
         return dict(zip(self._run.experts, means.tolist(), strict=True))
+
+    @property
+    def _model(self) -> Model:
+        return self._models.get_model(str(self.folder))
+
+    @property
+    def prompt_form(self) -> str | None:
+        """See `Model.prompt_form`."""
+        return self._model.prompt_form
+
+    def check(self) -> None:
+        """See `Model.check`."""
+        self._model.check()
+
+    def open(self, device: str) -> None:
+        """See `Model.open`."""
+        self._model.open(device)
+
+    def fingerprint(self) -> Any:
+        """See `Model.fingerprint`."""
+        return self._model.fingerprint()
 
     @overload
     def generate(
@@ -197,7 +218,7 @@ class Best:
         Raises:
             UserError: The model cannot be opened, or the text is too long for it.
         """
-        voice = self._models.get_model(str(self.folder))
+        voice = self._model
         if not isinstance(requests, str):
             return voice.generate(requests)
         turns = (Message("user", requests),)

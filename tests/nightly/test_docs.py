@@ -196,6 +196,9 @@ def run(command: str, folder: Path, small: list[str]) -> None:
         words += ["optimizer.particles=8"] if searching and more else []
         swarm = searching and not re.search(r"optimizer=|experiment=|optimizer@", command)
         words += ["optimizer.descent.steps=3"] if swarm else []
+        # The small pool has other names than the one of the command.
+        named = searching and "pool.experts=" in command
+        words += ["pool.experts=[amber,birch,cedar]"] if named else []
     elif words[0] == "bash":
         words[1] = str(searches.ROOT / words[1])
         words += arguments

@@ -169,17 +169,14 @@ def test_a_process(tiny_llama: Path, tiny_pool: Path, tmp_path: Path) -> None:
     assert any(one.get("error") == "closed before its end" for one in calls)
 
 
-def page() -> str:
-    return (searches.ROOT / "docs" / "serve.md").read_text()
-
-
 def the_page_says(url: str, answer: dict[str, Any]) -> None:
     """The page's commands, at this server."""
-    curl = re.findall(r"^curl .*$", page(), re.MULTILINE)[0].replace(USUAL, url)
+    page = (searches.ROOT / "docs" / "serve.md").read_text()
+    curl = re.findall(r"^curl .*$", page, re.MULTILINE)[0].replace(USUAL, url)
     sent = ["-sS", "-H", f"Authorization: Bearer {SECRET}"]
     done = subprocess.run([*shlex.split(curl), *sent], capture_output=True, check=True)
     assert json.loads(done.stdout)["choices"] == answer["choices"]
-    code = page().split("```python\n")[1].split("```")[0].replace(USUAL, url)
+    code = page.split("```python\n")[1].split("```")[0].replace(USUAL, url)
     said = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(said):
         patch.setenv(KEY_VARIABLE, SECRET)
@@ -192,9 +189,10 @@ def the_page_says(url: str, answer: dict[str, Any]) -> None:
 
 
 def by_llm(url: str, environment: dict[str, str], folder: Path, expected: str) -> None:
-    """The same question by the llm command, as docs/serve.md sets it up."""
-    yaml = page().split("```yaml\n")[1].split("```")[0].replace(USUAL, url)
-    (folder / "extra-openai-models.yaml").write_text(yaml)
+    """The same question by the llm command, with the server among its OpenAI-compatible models."""
+    model = {"model_id": "swarm-base", "model_name": "local/base", "api_key_name": "swarm"}
+    # JSON is yaml.
+    (folder / "extra-openai-models.yaml").write_text(json.dumps([{**model, "api_base": url}]))
     (folder / "keys.json").write_text(json.dumps({"swarm": SECRET}))
     places = [str(Path(warm_python.COLD).parent), os.environ["PATH"]]
     llm = shutil.which("llm", path=os.pathsep.join(places))

@@ -18,7 +18,7 @@ SMALLEST = {
         "--repeats",
         "1",
         "--cases",
-        "example",
+        "short",
     ],
     "batching.py": ["--rows", "2,3", "--particles", "2", "--repeats", "1"],
     "gradient.py": ["--steps", "1", "--repeats", "1"],

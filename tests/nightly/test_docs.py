@@ -30,7 +30,7 @@ NOT_HERE = {
     "python -m swarm.search experiment=token_swarms": "test_token_swarms.py runs small ones",
     "python -m swarm.search experiment=full_models": "test_full_models.py runs small ones",
     "python -m swarm.search task=nlgraph_mini name=first tracker=": "test_wandb.py, small",
-    "python -m swarm.search task=rm_concise": "test_reward.py, with a small reward model",
+    "python -m swarm.search task=rm_concise": "test_scorers.py, with a small reward model",
     "python -m swarm.search task=human": "test_judge.py, with a judge on loopback",
     "python -m swarm.search task=nlgraph_mini pool.elites=": "test_pool_rows.py, with a run",
     "python -m swarm.evaluate task=": "test_candidates.py runs every candidate, small",

@@ -142,7 +142,7 @@ DAMAGES: tuple[Damage, ...] = (
     *(_brackets, _retyped, _lacking),
 )
 JSON_ALONE = (_brackets, _retyped, _lacking)
-READERS = ("resume", "report", "analyse", "export", "evaluate")
+READERS = ("resume", "report", "numbers", "export", "evaluate")
 
 
 def _run(lab: Lab, name: str, rounds: int | None) -> tuple[Path, dict[str, bytes]]:
@@ -205,7 +205,7 @@ def _damaged(
     words = {
         "resume": _resumed(lab),
         "report": ["-m", "swarm.report", "{here}/search/run"],
-        "analyse": ["-m", "swarm.report", "analyse", "{here}/search/run", "--json"],
+        "numbers": ["-m", "swarm.report", "{here}/search/run", "--json"],
         "export": ["-m", "swarm.export", "{here}/search/run", "to={here}/out"],
         "evaluate": [
             *("-m", "swarm.evaluate", "task=mmlu", f"task.file={lab.data}", "task.scoring=logits"),

@@ -291,7 +291,7 @@ def _commands(lab: Lab) -> Iterator[list[str]]:
         ["swarm.report", "{here}/file"],
         ["swarm.report", "{here}/fifo"],
         ["swarm.report", "x" * 5000],
-        ["swarm.report", "analyse", run, "--json"],
+        ["swarm.report", run, "--json"],
         ["swarm.report", "page"],
         ["swarm.export", run],
         ["swarm.export", run, "to={here}/out"],

@@ -19,9 +19,8 @@ from matplotlib.patches import Patch
 from swarm._util.files import write_atomic
 from swarm._util.settings import Settings, parse_settings
 from swarm._util.terminal import pluralize
-from swarm.errors import InvalidArgument
-from swarm.report.charts import figure_to_bytes
-from swarm.stats.answer_values import (
+from swarm.compare.answer_values import (
+    CLUSTER_COLUMNS,
     OTHER_ANSWERS,
     UNSEEN_ANSWERS,
     AnswerMatrix,
@@ -32,8 +31,9 @@ from swarm.stats.answer_values import (
     read_answers,
     to_hashable_column,
 )
+from swarm.errors import InvalidArgument
+from swarm.report.charts import figure_to_bytes
 from swarm.stats.intervals import ColumnIntervals, bootstrap_intervals
-from swarm.stats.summary_table import CLUSTER_COLUMNS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

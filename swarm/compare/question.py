@@ -496,7 +496,7 @@ def ask_plans(plans: Sequence[QuestionPlan]) -> list[dict[str, list[ParaphraseBl
 
 def print_detectable(plans: Sequence[QuestionPlan]) -> None:
     """Print to stderr which differences between the groups of each question are detectable."""
-    from swarm.stats.summary_table import detectable
+    from swarm.compare.power import detectable
 
     lines = (
         detectable(plan.groups, len(plan.messages), plan.question.samples_per_paraphrase)

@@ -18,11 +18,11 @@ from swarm._util.terminal import (
     format_p_value,
     pluralize,
 )
+from swarm.compare.answer_values import infer_kind, to_hashable_column
 from swarm.errors import InvalidArgument
 from swarm.report.charts import figure_to_element
 from swarm.report.document import TableBlock
 from swarm.report.page import load_template
-from swarm.stats.answer_values import infer_kind, to_hashable_column
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -191,8 +191,8 @@ def compare_column(
     Returns:
         The section, and the tables "summary" and, of several groups, "differences".
     """
-    from swarm.stats.group_tests import pairwise
-    from swarm.stats.summary_table import summary
+    from swarm.compare.group_tests import pairwise
+    from swarm.compare.summary_table import summary
 
     several = "group" in df and (df["group"].nunique() > 1 or "model" not in df)
     category = "group" if several else "model"

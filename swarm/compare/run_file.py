@@ -116,7 +116,7 @@ def select_questions(file: Path, names: Sequence[str] | None) -> list[Question]:
 
 def describe_plan(questions: Sequence[Question], groups: Mapping[str, Sequence[str]]) -> list[str]:
     """Describe the requests of a run, line by line."""
-    from swarm.stats.summary_table import detectable
+    from swarm.compare.power import detectable
 
     models = sorted({model for group in groups.values() for model in group})
     lines = []

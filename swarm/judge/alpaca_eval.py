@@ -43,15 +43,15 @@ from swarm.judge.pipeline import (
     format_usage,
     usage_to_json,
 )
-from swarm.models.base import Completion, Model, Request
-from swarm.multi_agent.moa import MixtureOfAgents
-from swarm.multi_agent.types import AgentSpec
-from swarm.stats.significance import MeanInterval
-from swarm.stats.win_rates import (
+from swarm.judge.win_rates import (
     MIN_RELIABLE_INSTRUCTIONS,
     length_controlled_win_rate,
     mean_win_rate,
 )
+from swarm.models.base import Completion, Model, Request
+from swarm.multi_agent.moa import MixtureOfAgents
+from swarm.multi_agent.types import AgentSpec
+from swarm.stats.significance import MeanInterval
 
 QUESTIONS_FILE = "data/questions/alpaca_eval.json"
 ANNOTATIONS_FILE = "annotations.jsonl"

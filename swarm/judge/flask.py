@@ -41,7 +41,7 @@ from swarm.judge.pipeline import (
     group_scores,
     list_files,
 )
-from swarm.stats.intervals import Average, average_scores
+from swarm.judge.win_rates import Average, average_scores
 
 QUESTIONS_FILE = "data/questions/flask.jsonl"
 SKILLS_FILE = "data/questions/flask_skills.json"

@@ -48,8 +48,8 @@ from swarm.judge.pipeline import (
     group_scores,
     list_files,
 )
+from swarm.judge.win_rates import Average, average_scores
 from swarm.models.base import Message, Request
-from swarm.stats.intervals import Average, average_scores
 
 QUESTIONS_FILE = "data/questions/mt_bench.jsonl"
 

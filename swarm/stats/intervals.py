@@ -1,12 +1,12 @@
-"""Intervals of means and differences with clustered rows: models, paraphrases, and samples."""
+"""Intervals of means whose rows are clustered: by models, by paraphrases, and as samples."""
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from swarm.stats.significance import Z95, ComparableRows, utility_interval, wilson_interval
+from swarm.stats.significance import Z95, make_generator, wilson_interval
 
 NUM_RESAMPLES = 2_000
 
@@ -54,8 +54,12 @@ def bootstrap_intervals(
     several = _distinct_clusterings(clusters)
     if kind == "shares" and not several:
         return ColumnIntervals(center, *wilson_interval(center, n))
-    generator = np.random.Generator(np.random.Philox(key=0))
-    drawn, variance = _resample_samples(values, _cell_codes(several, n), generator)
+    # Rows that share every cluster are samples of one cell.
+    cells = np.zeros(n, dtype=int)
+    for codes in several:
+        cells = np.unique(cells * (codes.max() + 1) + codes, return_inverse=True)[1]
+    generator = make_generator(0)
+    drawn, variance = _resample_samples(values, cells, generator)
     for codes in several:
         drawn = drawn + _resample_clusters(values, codes, variance, generator)
     low, high = center + np.quantile(drawn, (0.025, 0.975), axis=0)
@@ -79,12 +83,16 @@ def _distinct_clusterings(clusters: Sequence[np.ndarray]) -> list[np.ndarray]:
     return list(found.values())
 
 
-def _cell_codes(clusters: Sequence[np.ndarray], n: int) -> np.ndarray:
-    """Return [N] cell indices; rows that share every cluster are samples of one cell."""
-    cells = np.zeros(n, dtype=int)
-    for codes in clusters:
-        cells = np.unique(cells * (codes.max() + 1) + codes, return_inverse=True)[1]
-    return cells
+def _sum_clusters(values: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return the clusters' sums [C, K], sizes [C], and the rows sorted by cluster with [C] starts.
+
+    Args:
+        codes: [N], from 0, each of which occurs.
+    """
+    sizes = np.bincount(codes)
+    order = np.argsort(codes, kind="stable")
+    starts = np.cumsum(sizes) - sizes
+    return np.add.reduceat(values[order], starts, axis=0), sizes, order, starts
 
 
 def _resample_samples(
@@ -92,11 +100,8 @@ def _resample_samples(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the means' deviations [R, K] by the draw of samples, and their variances [K]."""
     n, k = values.shape
-    sizes = np.bincount(cells)
-    order = np.argsort(cells, kind="stable")
-    starts = np.cumsum(sizes) - sizes
-    means = np.add.reduceat(values[order], starts, axis=0) / sizes[:, None]
-    left = values - means[cells]
+    sums, sizes, order, starts = _sum_clusters(values, cells)
+    left = values - (sums / sizes[:, None])[cells]
     # Each sample's square, corrected for the cell's lost degree of freedom.
     weight = np.where(sizes > 1, sizes / np.maximum(sizes - 1, 1), 0.0)[cells]
     variance = (weight[:, None] * left**2).sum(axis=0) / n**2
@@ -111,16 +116,11 @@ def _resample_samples(
 
 
 def _resample_clusters(
-    values: np.ndarray,
-    codes: np.ndarray,
-    variance: np.ndarray,
-    generator: np.random.Generator,
+    values: np.ndarray, codes: np.ndarray, variance: np.ndarray, generator: np.random.Generator
 ) -> np.ndarray:
     """Return the means' deviations [R, K] by the draw of clusters alone."""
-    sizes = np.bincount(codes)
+    sums, sizes, *_ = _sum_clusters(values, codes)
     count = len(sizes)
-    order = np.argsort(codes, kind="stable")
-    sums = np.add.reduceat(values[order], np.cumsum(sizes) - sizes, axis=0)
     away = sums / sizes[:, None] - values.mean(axis=0)
     spread = (away**2).sum(axis=0) / (count - 1)
     # A cluster has 1 / count of the samples, so its mean has count times the variance.
@@ -135,135 +135,8 @@ def student_widening(count: int) -> float:
     return t_quantile(max(count, MIN_CLUSTERS) - 1) / Z95
 
 
-IntervalEnds = tuple[np.ndarray, np.ndarray]
-
-
-def newcombe_interval(pair: ComparableRows) -> IntervalEnds:
-    """Return [K] ends of differences of shares by Newcombe's method 10.
-
-    Newcombe 1998, Statistics in Medicine 17:873. Each paraphrase has equal weight; as shares differ
-    between paraphrases, the interval is slightly conservative.
-    """
-    first, second = (_stratified_mean(pair, side) for side in (pair.first, ~pair.first))
-    low_a, high_a = wilson_interval(first, int(pair.first.sum()))
-    low_b, high_b = wilson_interval(second, int((~pair.first).sum()))
-    down = np.sqrt((first - low_a) ** 2 + (high_b - second) ** 2)
-    up = np.sqrt((high_a - first) ** 2 + (second - low_b) ** 2)
-    return first - second - down, first - second + up
-
-
-def _stratified_mean(pair: ComparableRows, side: np.ndarray) -> np.ndarray:
-    places = [(pair.strata == s) & side for s in np.unique(pair.strata)]
-    return np.mean([pair.values[place].mean(axis=0) for place in places], axis=0)
-
-
-def student_interval(pair: ComparableRows) -> IntervalEnds:
-    """Return [K] Student ends of differences of means over strata; NaN if a side has one row."""
-    strata, difference, variance, freedom = np.unique(pair.strata), 0.0, 0.0, 0
-    for stratum in strata:
-        for side, sign in ((pair.first, 1), (~pair.first, -1)):
-            rows = pair.values[(pair.strata == stratum) & side]
-            difference = difference + sign * rows.mean(axis=0) / len(strata)
-            each = rows.var(axis=0, ddof=1) if len(rows) > 1 else math.nan * rows[0]
-            variance = variance + each / len(rows) / len(strata) ** 2
-            freedom += len(rows) - 1
-    half = t_quantile(max(freedom, 1)) * np.sqrt(variance)
-    return difference - half, difference + half
-
-
-def unit_means(pair: ComparableRows) -> tuple[np.ndarray, np.ndarray]:
-    """Return [U, K] the units' means, with equal weights of paraphrases, and which are first."""
-    assert pair.units is not None
-    means, first = [], []
-    for unit in np.unique(pair.units):
-        here = pair.units == unit
-        strata = pair.strata[here]
-        cells = [pair.values[here][strata == s].mean(axis=0) for s in np.unique(strata)]
-        means.append(np.mean(cells, axis=0))
-        first.append(bool(pair.first[here][0]))
-    return np.array(means), np.array(first)
-
-
-def welch_test(first: np.ndarray, second: np.ndarray) -> tuple[float, float, float, float]:
-    """Apply Welch's t-test (1947, Biometrika 34:28): difference, its 95 % interval, two-sided p.
-
-    All but the difference are NaN if nothing varies.
-    """
-    value = float(first.mean() - second.mean())
-    if first.var(ddof=1) / len(first) + second.var(ddof=1) / len(second) < 1e-24:
-        return value, math.nan, math.nan, math.nan
-    from scipy import stats
-
-    found = stats.ttest_ind(first, second, equal_var=False)
-    ends = found.confidence_interval()
-    return value, float(ends.low), float(ends.high), float(found.pvalue)
-
-
 def t_quantile(freedom: float) -> float:
     """Return the quantile that bounds the central 95 % of Student's t."""
     from scipy import special
 
     return float(special.stdtrit(freedom, 0.975))
-
-
-class Average(NamedTuple):
-    """A mean of a judge's scores with its 95 % interval.
-
-    Attributes:
-        mean: `None` without values.
-        low, high: The bootstrap's over questions; `None` with fewer than two questions.
-        n: Values in the mean.
-        unparsed: Verdicts that could not be parsed, which are in none of the other numbers.
-    """
-
-    mean: float | None
-    low: float | None
-    high: float | None
-    n: int
-    unparsed: int = 0
-
-    def __str__(self) -> str:
-        if self.mean is None:
-            return f"- n=0{self._unparsed_note}"
-        within = "" if self.low is None else f" [{self.low:.2f}, {self.high:.2f}]"
-        return f"{self.mean:.2f}{within} n={self.n}{self._unparsed_note}"
-
-    @property
-    def _unparsed_note(self) -> str:
-        return f", {self.unparsed} unparsed" if self.unparsed else ""
-
-    def to_row(self) -> dict[str, Any]:
-        """Return a row for JSON and CSV."""
-        return {"average": self.mean, **{key: getattr(self, key) for key in self._fields[1:]}}
-
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> "Average":
-        """Return the average of a row of `to_row`, which may have other fields."""
-        return cls(row["average"], *(row[key] for key in cls._fields[1:]))
-
-
-def average_scores(questions: Sequence[Sequence[float | None]]) -> Average:
-    """Return the mean of all values of all questions.
-
-    A question's values (of its turns, or its skills) are correlated, so the bootstrap draws
-    questions instead of values.
-
-    Args:
-        questions: Values of each question; `None` is one that could not be parsed.
-    """
-    unparsed = sum(value is None for values in questions for value in values)
-    read = [[value for value in values if value is not None] for values in questions]
-    read = [values for values in read if values]
-    if not read:
-        return Average(None, None, None, 0, unparsed)
-    sums = np.array([sum(values) for values in read], dtype=np.float64)
-    counts = np.array([len(values) for values in read])
-    n = int(counts.sum())
-    if len(read) == 1:
-        return Average(float(sums[0] / n), None, None, n, unparsed)
-
-    def mean_of(places: Sequence[int]) -> float:
-        return float(sums[places].sum() / counts[places].sum())
-
-    found = utility_interval(mean_of, [""] * len(read))
-    return Average(found.mean, found.low, found.high, n, unparsed)

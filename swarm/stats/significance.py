@@ -1,189 +1,16 @@
-"""Confidence intervals, paired tests and permutation tests.
+"""Confidence intervals of means, paired tests, and votes.
 
-scipy computes what it has: exact binomial tests and intervals, the bootstrap of a mean, Student's
-t. It lacks intervals that invert a sign-flip test, permutations within strata and Holm's method.
+scipy computes what it has: exact binomial tests and intervals, the bootstrap of a mean. It lacks
+intervals that invert a sign-flip test, and Holm's method.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-
-from swarm._util.terminal import pluralize
-
-if TYPE_CHECKING:
-    from swarm.stats.answer_values import AnswerMatrix
-
-MIN_UNITS = 4
-"""Minimum number of paraphrases on each side, none of them on both, to compare them as units."""
-
-PARAPHRASES = 8
-"""Minimum number of shared paraphrases for a difference that generalizes over paraphrases."""
-
-
-class ComparableRows(NamedTuple):
-    """The rows of two categories that can be compared.
-
-    Attributes:
-        values: [N, K].
-        first: [N] whether a row is of the first category.
-        strata: [N] integers; rows of one stratum answer the same question, and both sides have
-            some.
-        paraphrases: [N] integers.
-        shared: Number of paraphrases that both answered.
-        units: [N] the models, if each side has several exclusive ones, or else the paraphrases if
-            none is on both sides; `None` otherwise.
-        unit: Kind of the units: "models" or "paraphrases".
-        shares: Whether the values are 0 or 1.
-        note: Omitted rows and other caveats.
-    """
-
-    values: np.ndarray
-    first: np.ndarray
-    strata: np.ndarray
-    paraphrases: np.ndarray
-    shared: int
-    units: np.ndarray | None
-    unit: str
-    shares: bool
-    note: str
-
-
-def match_rows(values: "AnswerMatrix", i: int, j: int, category_column: str) -> ComparableRows:
-    """Return the comparable rows of the i-th and the j-th category."""
-    rows = np.isin(values.category, (i, j))
-    first = values.category[rows] == i
-    paraphrases = _column_codes(values, "paraphrase_ix", category_column)[rows]
-    models = _column_codes(values, "model", category_column)[rows]
-    common = set(paraphrases[first]) & set(paraphrases[~first])
-    sides = set(models[first]), set(models[~first])
-    strata = paraphrases if common else np.zeros_like(paraphrases)
-    if sides[0] == sides[1]:
-        strata = strata * (int(models.max(initial=0)) + 1) + models
-    both = np.isin(strata, np.intersect1d(strata[first], strata[~first]))
-    units, unit = _select_units(models, paraphrases, first, bool(common))
-    note = f"{int((~both).sum())} answers to what only one was asked left out" * (not both.all())
-    if sides[0] & sides[1] and sides[0] != sides[1]:
-        note = "; ".join(filter(None, [note, "a model is on both sides"]))
-    elif unit != "models" and max(map(len, sides)) > 1:
-        note = "; ".join(filter(None, [note, "holds for these models"]))
-    told = category_column != "paraphrase_ix" and "paraphrase_ix" in values.frame.columns
-    if told and units is None and 0 < (count := len(common)) < PARAPHRASES:
-        few = f"only {pluralize(count, 'paraphrase')}: too narrow an interval for other wordings"
-        note = "; ".join(filter(None, [note, few]))
-    return ComparableRows(
-        values.matrix[rows][both],
-        first[both],
-        strata[both],
-        paraphrases[both],
-        len(common),
-        None if units is None else units[both],
-        unit,
-        values.kind == "shares",
-        note,
-    )
-
-
-def _column_codes(values: "AnswerMatrix", name: str, category_column: str) -> np.ndarray:
-    """Return [N] integers; all 0 if the column does not exist, or is the one compared."""
-    if name == category_column or name not in values.frame.columns:
-        return np.zeros(len(values.frame), dtype=int)
-    return values.cluster_codes([name])[0]
-
-
-def _select_units(
-    models: np.ndarray, paraphrases: np.ndarray, first: np.ndarray, common: bool
-) -> tuple[np.ndarray | None, str]:
-    sides = set(models[first]), set(models[~first])
-    if not sides[0] & sides[1] and min(map(len, sides)) > 1:
-        return models, "models"
-    if not common and min(len(set(paraphrases[side])) for side in (first, ~first)) >= MIN_UNITS:
-        return paraphrases, "paraphrases"
-    return None, ""
-
-
-NUM_PERMUTATIONS = 5_000
-
-MAX_EXACT_ROWS = 200
-"""With more rows, permuted sums are drawn from their normal limit."""
-
-
-def stratified_differences(values: np.ndarray, first: np.ndarray, strata: np.ndarray) -> np.ndarray:
-    """Return [K] means of the first rows minus those of the others; strata weigh equally."""
-    return np.mean(
-        [
-            values[(strata == s) & first].mean(axis=0) - values[(strata == s) & ~first].mean(axis=0)
-            for s in np.unique(strata)
-        ],
-        axis=0,
-    )
-
-
-def permute_differences(
-    values: np.ndarray, first: np.ndarray, strata: np.ndarray, shares: bool
-) -> np.ndarray:
-    """Return [R, K] values of `stratified_differences` with labels permuted within strata.
-
-    Args:
-        shares: The K columns of each row are one 1 and zeros.
-    """
-    generator = np.random.Generator(np.random.Philox(key=1))
-    deal = (
-        _permute_counts
-        if shares
-        else _permute_rows
-        if len(values) <= MAX_EXACT_ROWS
-        else _sample_normal
-    )
-    places = [strata == s for s in np.unique(strata)]
-    drawn = np.array([deal(values[p], int(first[p].sum()), generator) for p in places])
-    return drawn.mean(axis=0)
-
-
-def flip_gain_signs(gains: np.ndarray) -> np.ndarray:
-    """Return [R, K] means of [P, K] differences with random signs."""
-    generator = np.random.Generator(np.random.Philox(key=2))
-    signs = 2.0 * generator.integers(0, 2, size=(NUM_PERMUTATIONS, len(gains))) - 1.0
-    drawn: np.ndarray = signs @ gains / len(gains)
-    return drawn
-
-
-def permutation_p_value(found: np.ndarray, drawn: np.ndarray, scale: np.ndarray) -> float:
-    """Return the p value of a difference [K], given [R, K] differences by chance.
-
-    The statistic is the sum of squares, each divided by the scale [K] (for shares: chi square's).
-    """
-    scale = np.where(scale > 0, scale, 1.0)
-    extreme = (drawn**2 / scale).sum(axis=1) >= (found**2 / scale).sum() * (1 - 1e-9) - 1e-15
-    return float((extreme.sum() + 1) / (len(drawn) + 1))
-
-
-def _permute_counts(values: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:
-    totals = values.sum(axis=0).astype(int)
-    drawn = generator.multivariate_hypergeometric(
-        totals, size, NUM_PERMUTATIONS, method="marginals"
-    )
-    return drawn / size - (totals - drawn) / (len(values) - size)
-
-
-def _permute_rows(values: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:
-    n = len(values)
-    order = np.argsort(generator.random((NUM_PERMUTATIONS, n)), axis=1)
-    weights = np.full((NUM_PERMUTATIONS, n), -1 / (n - size))
-    np.put_along_axis(weights, order[:, :size], 1 / size, axis=1)
-    return weights @ values
-
-
-def _sample_normal(values: np.ndarray, size: int, generator: np.random.Generator) -> np.ndarray:
-    n, k = values.shape
-    # The covariance of a difference of means of n rows drawn without replacement.
-    left = values - values.mean(axis=0)
-    covariance = left.T @ left / max(n - 1, 1) * (1 / size + 1 / (n - size))
-    return generator.multivariate_normal(np.zeros(k), covariance, NUM_PERMUTATIONS, method="eigh")
-
 
 Z95 = 1.959963984540054
 """Half the width of the central 95 % of a standard normal distribution, in standard deviations."""
@@ -195,6 +22,11 @@ MAX_LATTICE_SCALE = 200
 
 UTILITY_RESAMPLES = 1_000
 """Fewer resamples: each one calls a task's own utility."""
+
+
+def make_generator(key: int) -> np.random.Generator:
+    """Return a generator that is the same at every call with this key."""
+    return np.random.Generator(np.random.Philox(key=key))
 
 
 class MeanInterval(NamedTuple):
@@ -259,7 +91,7 @@ def bootstrap_mean(
         n_resamples=resamples,
         confidence_level=level,
         method="percentile",
-        rng=generator or np.random.Generator(np.random.Philox(key=0)),
+        rng=generator or make_generator(0),
     ).confidence_interval
     return float(found.low), float(found.high)
 
@@ -296,6 +128,7 @@ def paired_test(after: Sequence[float], before: Sequence[float]) -> PairedTest:
         low, high, p = _mcnemar_test(int((gains > 0).sum()), int((gains < 0).sum()), len(gains))
         ends = bootstrap_mean(gains)
         wide = min(low, ends[0]), max(high, ends[1])
+        # An interval widened over 0 would contradict a p below .05.
         if not wide[0] <= 0 <= wide[1] or p >= 0.05:
             low, high = wide
     else:
@@ -330,22 +163,19 @@ def smallest_gain(items: int, changed: float) -> float | None:
     differ = max(6, round(changed * items))
     if differ > items:
         return None
-    won = next(
-        won
-        for won in range(differ // 2, differ + 1)
-        if _mcnemar_test(won, differ - won, items)[2] < 0.05
-    )
+    won = differ // 2
+    while _mcnemar_test(won, differ - won, items)[2] >= 0.05:
+        won += 1
     return (2 * won - differ) / items
 
 
 def _sign_flip_test(gains: np.ndarray) -> tuple[float, float, float]:
     """Return interval and p of random sign flips."""
-    generator = np.random.Generator(np.random.Philox(key=1))
-    count = len(gains)
+    generator, count = make_generator(1), len(gains)
     flipped, balance = np.empty(RESAMPLES), np.empty(RESAMPLES)
-    for start in range(0, RESAMPLES, SIGN_FLIPS_PER_BATCH):
-        rows = slice(start, min(RESAMPLES, start + SIGN_FLIPS_PER_BATCH))
-        signs = generator.choice((-1.0, 1.0), size=(rows.stop - rows.start, count))
+    for start in range(0, RESAMPLES, SIGN_FLIPS_PER_BATCH):  # all at once may not fit in memory
+        rows = slice(start, start + SIGN_FLIPS_PER_BATCH)
+        signs = generator.choice((-1.0, 1.0), size=(SIGN_FLIPS_PER_BATCH, count))
         flipped[rows], balance[rows] = (signs * gains).mean(axis=1), signs.mean(axis=1)
     mean = gains.mean()
 
@@ -388,19 +218,14 @@ def exact_sign_flip_p(gains: np.ndarray) -> float:
         k for k in range(1, MAX_LATTICE_SCALE + 1) if np.allclose(gains * k, np.round(gains * k))
     )
     steps = np.round(gains * next(scales, MAX_LATTICE_SCALE / largest)).astype(int)
-    observed, total = abs(int(steps.sum())), int(np.abs(steps).sum())
-    chances = np.zeros(2 * total + 1)
-    chances[total] = 1.0
-    reach = 0
-    for step in np.abs(steps[steps != 0]).tolist():
-        old = chances[total - reach : total + reach + 1] / 2
-        reach += step
-        part = chances[total - reach : total + reach + 1]
-        part[:] = 0.0
-        part[: len(old)] += old
-        part[-len(old) :] += old
-    sums = np.abs(np.arange(-total, total + 1))
-    return min(1.0, float(chances[sums >= observed].sum()))
+    # Chances of the sums from -total to total, total being that of the steps so far.
+    chances = np.ones(1)
+    for step in np.abs(steps).tolist():
+        half = chances / 2
+        chances = np.pad(half, (0, 2 * step)) + np.pad(half, (2 * step, 0))
+    total = len(chances) // 2
+    far = np.abs(np.arange(-total, total + 1)) >= abs(steps.sum())
+    return min(1.0, float(chances[far].sum()))
 
 
 def holm_correction(p: Sequence[float]) -> list[float]:
@@ -422,7 +247,7 @@ def resample_utilities(
         utility: Returns the utility of the items at these indices.
         groups: Group of each item (for example its part of a mixture).
     """
-    generator = np.random.Generator(np.random.Philox(key=2))
+    generator = make_generator(2)
     names = list(dict.fromkeys(groups))
     members = [np.array([i for i, g in enumerate(groups) if g == name]) for name in names]
     draws = (
@@ -455,13 +280,12 @@ def plurality_vote(answers: Sequence[str | None], weights: Sequence[float]) -> s
 
     Voters without an answer do not vote; the first of still equal answers wins.
     """
-    count: dict[str, int] = {}
-    weight: dict[str, float] = {}
+    votes: dict[str, tuple[int, float]] = {}
     for answer, utility in zip(answers, weights, strict=True):
         if answer is not None:
-            count[answer] = count.get(answer, 0) + 1
-            weight[answer] = weight.get(answer, 0.0) + utility
-    return max(count, key=lambda a: (count[a], weight[a]), default=None)
+            count, weight = votes.get(answer, (0, 0.0))
+            votes[answer] = count + 1, weight + utility
+    return max(votes, key=votes.__getitem__, default=None)
 
 
 def interval_over_seeds(values: np.ndarray) -> tuple[float, float]:
@@ -472,14 +296,11 @@ def interval_over_seeds(values: np.ndarray) -> tuple[float, float]:
     Args:
         values: [S, n], each seed's values of the same items.
     """
-    generator = np.random.Generator(np.random.Philox(key=3))
-    seeds, items = values.shape
-    means = [
-        values[generator.integers(seeds, size=seeds)][
-            :, generator.integers(items, size=items)
-        ].mean()
-        for _ in range(2_000)
-    ]
+    generator, (seeds, items) = make_generator(3), values.shape
+    means = []
+    for _ in range(2_000):
+        drawn = values[generator.integers(seeds, size=seeds)]
+        means.append(drawn[:, generator.integers(items, size=items)].mean())
     low, high = np.quantile(means, (0.025, 0.975))
     return float(low), float(high)
 

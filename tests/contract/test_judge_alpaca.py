@@ -26,8 +26,8 @@ from swarm.judge.pairwise import (
     parse_verdict,
 )
 from swarm.judge.pipeline import send_requests
+from swarm.judge.win_rates import length_controlled_win_rate, mean_win_rate
 from swarm.models.base import Completion, Message, Model, Request, Token
-from swarm.stats.win_rates import length_controlled_win_rate, mean_win_rate
 
 FENCED = re.compile(r"(=== \w+ ===)\n(.*?)\n\1", re.DOTALL)
 COUNT = 6

@@ -16,12 +16,12 @@ from swarm._util.terminal import escape_control_chars
 from swarm._util.threads import run_in_thread, shared_event_loop
 from swarm.compare import Config, Question
 from swarm.compare.dataframe import build_frame
+from swarm.compare.power import detectable
 from swarm.compare.question import QuestionPlan
 from swarm.compare.report import ColumnSection, compare_column, count_rows, draw_column
 from swarm.compare.sampling import ScriptRun
 from swarm.compare.view import load_rows, render_page
 from swarm.errors import UserError
-from swarm.stats.summary_table import detectable
 from swarm.ui import chat, expert_mixer
 from swarm.ui.layout import draw_heading, draw_plain_table, draw_when_loaded, page_frame
 from swarm.ui.state import AppState

@@ -25,8 +25,8 @@ from swarm.compare.plots import (
     probs_stacked_bar,
     rating_cumulative_plot,
 )
+from swarm.compare.summary_table import summary
 from swarm.errors import InvalidArgument, UserError
-from swarm.stats.summary_table import summary
 
 
 @pytest.fixture(autouse=True)

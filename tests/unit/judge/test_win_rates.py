@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from swarm.judge import win_rates
 from swarm.judge.alpaca_eval import format_leaderboard, summarize_annotations
-from swarm.stats import win_rates
-from swarm.stats.win_rates import (
+from swarm.judge.win_rates import (
     MIN_RELIABLE_INSTRUCTIONS,
     fit_logistic,
     length_controlled_win_rate,

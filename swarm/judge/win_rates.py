@@ -1,11 +1,16 @@
-"""Win rates of preferences, raw and with the length bias of a judge removed."""
+"""Averages of scores, and win rates of preferences, raw and without a judge's length bias."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from swarm.stats.significance import MeanInterval, mean_interval, resample_utilities
+from swarm.stats.significance import (
+    MeanInterval,
+    mean_interval,
+    resample_utilities,
+    utility_interval,
+)
 
 RIDGE = 0.1
 """L2 penalty of the slopes, half of it per squared unit: a normal prior with standard deviation
@@ -152,3 +157,66 @@ def _penalized_loss(
 ) -> float:
     value = design @ found
     return float(np.sum(np.logaddexp(0.0, value) - soft * value) + 0.5 * ridge @ found**2)
+
+
+class Average(NamedTuple):
+    """A mean of a judge's scores with its 95 % interval.
+
+    Attributes:
+        mean: `None` without values.
+        low, high: The bootstrap's over questions; `None` with fewer than two questions.
+        n: Values in the mean.
+        unparsed: Verdicts that could not be parsed, which are in none of the other numbers.
+    """
+
+    mean: float | None
+    low: float | None
+    high: float | None
+    n: int
+    unparsed: int = 0
+
+    def __str__(self) -> str:
+        if self.mean is None:
+            return f"- n=0{self._unparsed_note}"
+        within = "" if self.low is None else f" [{self.low:.2f}, {self.high:.2f}]"
+        return f"{self.mean:.2f}{within} n={self.n}{self._unparsed_note}"
+
+    @property
+    def _unparsed_note(self) -> str:
+        return f", {self.unparsed} unparsed" if self.unparsed else ""
+
+    def to_row(self) -> dict[str, Any]:
+        """Return a row for JSON and CSV."""
+        return {"average": self.mean, **{key: getattr(self, key) for key in self._fields[1:]}}
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> "Average":
+        """Return the average of a row of `to_row`, which may have other fields."""
+        return cls(row["average"], *(row[key] for key in cls._fields[1:]))
+
+
+def average_scores(questions: Sequence[Sequence[float | None]]) -> Average:
+    """Return the mean of all values of all questions.
+
+    A question's values (of its turns, or its skills) are correlated, so the bootstrap draws
+    questions instead of values.
+
+    Args:
+        questions: Values of each question; `None` is one that could not be parsed.
+    """
+    unparsed = sum(value is None for values in questions for value in values)
+    read = [[value for value in values if value is not None] for values in questions]
+    read = [values for values in read if values]
+    if not read:
+        return Average(None, None, None, 0, unparsed)
+    sums = np.array([sum(values) for values in read], dtype=np.float64)
+    counts = np.array([len(values) for values in read])
+    n = int(counts.sum())
+    if len(read) == 1:
+        return Average(float(sums[0] / n), None, None, n, unparsed)
+
+    def mean_of(places: Sequence[int]) -> float:
+        return float(sums[places].sum() / counts[places].sum())
+
+    found = utility_interval(mean_of, [""] * len(read))
+    return Average(found.mean, found.low, found.high, n, unparsed)

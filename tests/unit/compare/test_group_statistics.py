@@ -9,12 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from swarm.compare.group_tests import pairwise, welch_test
+from swarm.compare.power import detectable, smallest_difference
+from swarm.compare.summary_table import get_error_bars, summary
 from swarm.errors import InvalidArgument
-from swarm.stats import intervals
-from swarm.stats.group_tests import pairwise
-from swarm.stats.intervals import bootstrap_intervals, student_widening
+from swarm.stats.intervals import bootstrap_intervals, student_widening, t_quantile
 from swarm.stats.significance import holm_correction
-from swarm.stats.summary_table import detectable, get_error_bars, smallest_difference, summary
 
 
 def answers(group: str, model: str, said: list[Any], paraphrase: int = 0) -> pd.DataFrame:
@@ -255,11 +255,11 @@ def test_chosen_answers_and_newcombes_interval() -> None:
 
 
 def test_students_t() -> None:
-    assert intervals.t_quantile(9) == pytest.approx(2.262157, abs=1e-6)
-    assert intervals.t_quantile(2.5) == pytest.approx(3.5747, abs=1e-4)
+    assert t_quantile(9) == pytest.approx(2.262157, abs=1e-6)
+    assert t_quantile(2.5) == pytest.approx(3.5747, abs=1e-4)
     # With equal sizes and variances it is Student's test.
     a, b = np.array([1.0, 2.0, 3.0]), np.array([4.0, 5.0, 6.0])
-    value, low, high, p = intervals.welch_test(a, b)
+    value, low, high, p = welch_test(a, b)
     assert (value, p) == (-3.0, pytest.approx(0.021312, abs=1e-6))
     assert (low, high) == pytest.approx(
         (-3 - 2.776445 * (2 / 3) ** 0.5, -3 + 2.776445 * (2 / 3) ** 0.5)

@@ -18,13 +18,6 @@ import headless_browser
 import pytest
 import tiny
 import ui_pages
-import warm_python
-
-WARM = "MODEL_SWARMS_TEST_PYTHON"
-# What a test starts as a user would has its heavy imports from a fork; warm_python.COLD is without.
-# The processes of pytest-xdist share the one that their parent has made.
-os.environ[WARM] = os.environ.get(WARM) or warm_python.python()
-warm_python.use(os.environ[WARM])
 
 
 @pytest.fixture(autouse=True)

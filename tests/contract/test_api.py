@@ -7,6 +7,7 @@ import logging
 import re
 import shutil
 import subprocess
+import sys
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import searches
-import warm_python
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from run_folders import write_state
@@ -88,7 +88,7 @@ def test_importing_the_package_is_quick_and_light() -> None:
         "[m for m in ('torch', 'hydra', 'numpy') if m in sys.modules])"
     )
     out = subprocess.run(
-        [warm_python.COLD, "-c", code],
+        [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         check=True,

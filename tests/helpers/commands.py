@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
-from searches import ROOT
+ROOT = Path(__file__).parents[2]
 
 
 class Done(NamedTuple):

@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import commands
+
 from swarm._util.files import encode_json
 from swarm.runs.folder import RECORD_FILE, Record, read_record
 
-ROOT = Path(__file__).parents[2]
+ROOT = commands.ROOT
 HELPERS = Path(__file__).parent
 LETTERS = "ABCDE"
 PLAIN = {"optimizer.soups": 0, "optimizer.active": "null", "optimizer.descent": "null"}
@@ -121,10 +123,10 @@ def environment(**more: str) -> dict[str, str]:
     }
 
 
-def start(command: list[str], python: str | None = None, **more: Any) -> "subprocess.Popen[str]":
-    """Begin `python -m swarm.search` with these arguments; `python` may be warm_python.COLD."""
+def start(command: list[str], **more: Any) -> "subprocess.Popen[str]":
+    """Begin `python -m swarm.search` with these arguments."""
     return subprocess.Popen(
-        [python or sys.executable, "-m", "swarm.search", *command],
+        [sys.executable, "-m", "swarm.search", *command],
         cwd=ROOT,
         env=environment(),
         text=True,
@@ -134,11 +136,15 @@ def start(command: list[str], python: str | None = None, **more: Any) -> "subpro
     )
 
 
-def run(
-    command: list[str], timeout: float = 120, python: str | None = None
-) -> "subprocess.CompletedProcess[str]":
-    """Run `python -m swarm.search` to its end."""
-    process = start(command, python)
+def run(command: list[str]) -> "subprocess.CompletedProcess[str]":
+    """Run a search to its end in this process."""
+    done = commands.run("swarm.search", *command)
+    return subprocess.CompletedProcess(command, done.code, done.out, done.err)
+
+
+def run_process(command: list[str], timeout: float = 120) -> "subprocess.CompletedProcess[str]":
+    """Run `python -m swarm.search` to its end, as a user does."""
+    process = start(command)
     out, err = process.communicate(timeout=timeout)
     return subprocess.CompletedProcess(command, process.returncode, out, err)
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import searches
 import tiny
-import warm_python
 from peft import PeftModel
 
 from swarm.runs.folder import read_state
@@ -28,7 +27,7 @@ def command(place: Path, tiny_llama: Path, tiny_pool: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def done(place: Path, command: list[str]) -> tuple[Path, str]:
     """The folder and the output of one finished search."""
-    result = searches.run(command)
+    result = searches.run_process(command)
     assert result.returncode == 0, result.stderr
     return place / "search" / "run", result.stdout
 
@@ -152,7 +151,7 @@ def test_the_same_seed_is_the_same_search_and_another_is_not(
     again = searches.arguments(place, tiny_llama, tiny_pool, "again")
     other = searches.arguments(place, tiny_llama, tiny_pool, "other", seed=1)
     # Cold: in another process strings hash otherwise.
-    assert searches.run(again, python=warm_python.COLD).returncode == 0
+    assert searches.run_process(again).returncode == 0
     assert searches.run(other).returncode == 0
     name = "utility_scratchpad.json"
     pads = [(place / "search" / run / name).read_bytes() for run in ("run", "again", "other")]

@@ -2,10 +2,10 @@
 
 import re
 import subprocess
+import sys
 import tomllib
 
 import searches
-import warm_python
 import yaml
 
 TESTS = searches.ROOT / "tests"
@@ -28,7 +28,7 @@ def test_unit_tests_import_no_torch_when_they_are_collected() -> None:
         "sys.exit(ended or ('torch imported' if 'torch' in sys.modules else 0))"
     )
     done = subprocess.run(
-        [warm_python.COLD, "-c", code], cwd=searches.ROOT, capture_output=True, text=True
+        [sys.executable, "-c", code], cwd=searches.ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

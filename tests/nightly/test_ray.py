@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import searches
 import test_executors
-import warm_python
 
 from swarm.errors import UserError
 from swarm.executors import ray as packing
@@ -99,7 +98,7 @@ def test_a_search_is_the_same_on_any_workers_and_when_they_are_killed(
             tmp_path, tiny_llama, tiny_pool, kind, executor=kind, **more, **keys
         )
         # A worker is found among the children of the process that was started.
-        search = searches.start(command, None if kind == "inline" else warm_python.COLD)
+        search = searches.start(command)
         folder = tmp_path / "search" / kind
         if kind == "processes":
             kill_one(search, folder, lambda pid=search.pid: processes({pid}, "spawn_main"))

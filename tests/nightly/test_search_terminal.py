@@ -13,7 +13,6 @@ import click
 import commands
 import pytest
 import searches
-import warm_python
 import yaml
 from click.testing import CliRunner
 from hydra import compose, initialize_config_dir
@@ -77,7 +76,7 @@ def test_every_command_without_an_output_ends_with_one_line(tmp_path: Path) -> N
     environment.pop("PYTHONUNBUFFERED", None)  # argparse ignores errors of an unbuffered output
     for name in ("swarm", *(f"swarm.{one.name}" for one in list_commands())):
         done = subprocess.run(
-            ["bash", "-c", shell, warm_python.COLD, name],
+            ["bash", "-c", shell, sys.executable, name],
             cwd=tmp_path,
             env=environment,
             capture_output=True,
@@ -91,7 +90,7 @@ def test_every_command_without_an_output_ends_with_one_line(tmp_path: Path) -> N
 def test_an_ascii_locale_is_no_failure(tmp_path: Path) -> None:
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
     done = subprocess.run(
-        [warm_python.COLD, "-m", "swarm.cache", "info", "--file", "größer"],
+        [sys.executable, "-m", "swarm.cache", "info", "--file", "größer"],
         cwd=tmp_path,
         env={**searches.environment(), **ascii_only, "PYTHONCOERCECLOCALE": "0"},
         capture_output=True,

@@ -17,7 +17,6 @@ from typing import Any
 import openai
 import pytest
 import searches
-import warm_python
 
 from swarm.registry.registry import Roster
 from swarm.serve.__main__ import KEY_VARIABLE, main
@@ -194,7 +193,7 @@ def by_llm(url: str, environment: dict[str, str], folder: Path, expected: str) -
     # JSON is yaml.
     (folder / "extra-openai-models.yaml").write_text(json.dumps([{**model, "api_base": url}]))
     (folder / "keys.json").write_text(json.dumps({"swarm": SECRET}))
-    places = [str(Path(warm_python.COLD).parent), os.environ["PATH"]]
+    places = [str(Path(sys.executable).parent), os.environ["PATH"]]
     llm = shutil.which("llm", path=os.pathsep.join(places))
     assert llm, "llm is not installed"
     done = subprocess.run(

@@ -2,11 +2,11 @@
 
 import re
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
 import pytest
-import warm_python
 from packaging.requirements import Requirement
 from searches import environment
 
@@ -93,7 +93,7 @@ def test_every_command_is_here() -> None:
 @pytest.mark.parametrize("line", [f"{name} {one}" for name in COMMANDS for one in COMMANDS[name]])
 def test_a_command_without_extras_ends_in_one_line(line: str, site: Path, tmp_path: Path) -> None:
     done = subprocess.run(
-        [warm_python.COLD, "-m", "swarm", *line.split()],
+        [sys.executable, "-m", "swarm", *line.split()],
         cwd=tmp_path,
         env=environment(PYTHONPATH=str(site)),
         capture_output=True,

@@ -15,7 +15,6 @@ import searches
 import tiny
 import torch
 import vllm_engines
-import warm_python
 
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: scripts/test_vllm.sh")
 
@@ -44,7 +43,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def searched(folder: Path, family: tuple[Path, Path], **more: object) -> dict[str, object]:
     """The utilities of a small search."""
     command = searches.arguments(folder, *family, gpus=GPUS, model__dtype="float32", **more)
-    done = searches.run(command, timeout=600, python=warm_python.COLD)
+    done = searches.run_process(command, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     state = read_state(folder / "search" / "run")
@@ -86,7 +85,7 @@ def test_ctrl_c_leaves_no_process_of_a_shared_model(
         "optimizer__patience": 500,
     }
     command = searches.arguments(tmp_path, *family, **SMALL, **more)
-    process = searches.start(command, python=warm_python.COLD, start_new_session=True)
+    process = searches.start(command, start_new_session=True)
     begun = tmp_path / "search" / "run" / "global_best"
     assert until(begun.is_dir, 400), process.communicate(timeout=10)
     os.killpg(process.pid, signal.SIGINT)
@@ -158,7 +157,7 @@ def test_what_cannot_start_says_why(
     setting: str, told: str, family: tuple[Path, Path], tmp_path: Path
 ) -> None:
     command = [*searches.arguments(tmp_path, *family, gpus=GPUS, **VLLM), setting]
-    done = searches.run(command, timeout=400, python=warm_python.COLD)
+    done = searches.run_process(command, timeout=400)
     line = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1 and line.startswith(f"error: {told}"), done.stderr
     assert "Traceback" not in done.stdout + done.stderr

@@ -72,19 +72,21 @@ def describe_missing(study: Study, missing: Sequence[Cell]) -> list[str]:
     """List missing cells, and their CPU time by the stored results that are most like them.
 
     A cell counts as the median of the results with other seeds; if there are none, of the other
-    methods on the same task with the same dev items and budget.
+    methods on the same task with the same budget.
     """
+
+    def likeness(cell: Cell) -> list[tuple[object, ...]]:
+        return [(cell.task, cell.dev, cell.budget, cell.method), (cell.task, cell.budget)]
+
     known: dict[tuple[object, ...], list[float]] = {}
     for cell, result in load_results(study):
-        for key in ((cell.task, cell.dev, cell.budget, cell.method), (cell.task, cell.budget)):
+        for key in likeness(cell):
             known.setdefault(key, []).append(result.get("cpu_seconds", 0.0))
     times: list[float] = []
     unknown: Counter[str] = Counter()
     for cell in missing:
-        found = known.get((cell.task, cell.dev, cell.budget, cell.method))
-        found = found or known.get((cell.task, cell.budget))
-        if found:
-            times.append(median(found))
+        if alike := next(filter(None, map(known.get, likeness(cell))), None):
+            times.append(median(alike))
         else:
             unknown[cell.task] += 1
     lines = [cell.path for cell in missing]

@@ -28,11 +28,12 @@ NUM_RESAMPLES = 2_000
 BOOTSTRAP_KEY = 4
 """Key of the bootstrap's generator; `swarm.stats.significance` uses lower ones."""
 
-RecordsByMethod = dict[str, dict[int, dict[str, Any]]]
+Table = dict[str, Any]
+Records = dict[str, dict[int, dict[str, Any]]]
 """Results of each method, by method name and seed."""
 
 
-class ResultBlock(NamedTuple):
+class Block(NamedTuple):
     """Key of one table: a task with one number of dev items and one budget."""
 
     task: str
@@ -40,40 +41,35 @@ class ResultBlock(NamedTuple):
     budget: int
 
 
-def load_results(study: Study) -> dict[ResultBlock, RecordsByMethod]:
+def load_results(study: Study) -> dict[Block, Records]:
     """Load the existing results; one that depends on no budget or seed is listed under each.
 
     Raises:
         UserError: Results of a task have different test items or weights.
     """
-    found: dict[ResultBlock, RecordsByMethod] = {}
+    found: dict[Block, Records] = {}
     for cell, record in plan.load_results(study):
         for budget in study.file.budgets if cell.budget is None else (cell.budget,):
-            records = found.setdefault(ResultBlock(cell.task, cell.dev, budget), {})
+            records = found.setdefault(Block(cell.task, cell.dev, budget), {})
             for seed in range(study.seeds) if cell.seed is None else (cell.seed,):
                 records.setdefault(cell.method, {})[seed] = record
+    kinds = (("test_digest", "test items"), ("experts_digest", "experts"))
     for block, records in found.items():
-        _check_digests(study, block, records)
-    order = {name: index for index, name in enumerate(study.methods)}
+        for key, what in (*kinds, ("base_digest", "base weights")):
+            if len({one[key] for one in _list_records(records)} - {None}) > 1:
+                raise UserError(
+                    f"{study.results}: the results of {block.task} are of different {what}; remove "
+                    "the older lines and run them again"
+                )
+    order = [*study.methods]
     return {
-        block: dict(sorted(records.items(), key=lambda pair: order[pair[0]]))
+        block: dict(sorted(records.items(), key=lambda pair: order.index(pair[0])))
         for block, records in found.items()
     }
 
 
-def _check_digests(study: Study, block: ResultBlock, records: RecordsByMethod) -> None:
-    every = [record for seeds in records.values() for record in seeds.values()]
-    kinds = {
-        "test items": {record["test_digest"] for record in every},
-        "experts": {record["experts_digest"] for record in every},
-        "base weights": {record["base_digest"] for record in every} - {None},
-    }
-    for what, digests in kinds.items():
-        if len(digests) > 1:
-            raise UserError(
-                f"{study.results}: the results of {block.task} are of different {what}; remove the "
-                "older lines and run them again"
-            )
+def _list_records(records: Records) -> list[dict[str, Any]]:
+    return [record for seeds in records.values() for record in seeds.values()]
 
 
 def item_values(records: Mapping[int, Mapping[str, Any]], seeds: Sequence[int]) -> np.ndarray:
@@ -85,25 +81,22 @@ def analyse_study(study: Study) -> dict[str, Any]:
     """Compute all numbers of the analysis, ready for JSON.
 
     Returns:
-        "blocks" (one per table; see `_summarize_block`), "summaries" (one per number of dev items
-        and
-        budget: every method's mean rank, wins and losses, dev minus test) and "expected"/"there",
-        the number of planned and of existing results; "dtypes", their number by model.dtype.
+        "blocks" (one per table: every method's dev, test and paired difference from each
+        reference), "summaries" (one per number of dev items and budget: every method's mean rank,
+        wins and losses, dev minus test) and "expected"/"there", the number of planned and of
+        existing results; "dtypes", their number by model.dtype.
     """
     found = load_results(study)
-    blocks = [_summarize_block(study, block, records) for block, records in found.items()]
-    for dev, budget in _list_sheets(study):
-        _add_holm(study, [one for one in blocks if _table_sheet(study, one) == (dev, budget)])
-    summaries = [
-        _summarize_methods(
-            study,
-            dev,
-            budget,
-            {b: r for b, r in found.items() if _block_sheet(study, b) == (dev, budget)},
-            [one for one in blocks if _table_sheet(study, one) == (dev, budget)],
-        )
-        for dev, budget in _list_sheets(study)
-    ]
+    tables = {block: _summarize_block(study, block, records) for block, records in found.items()}
+    summaries = []
+    # Without dev_items each task has its own number, and all of them are in one summary.
+    for dev in study.file.dev_items or (None,):
+        for budget in study.file.budgets:
+            some = [b for b in found if b.budget == budget and dev in (None, b.dev)]
+            if some:
+                of = {block: found[block] for block in some}
+                summary = _summarize_methods(study, of, [tables[block] for block in some])
+                summaries.append({"dev_items": dev, "budget": budget, **summary})
     dtypes = Counter(read_dtype(record["words"]) for _, record in plan.load_results(study))
     return {
         "study": study.name,
@@ -113,100 +106,69 @@ def analyse_study(study: Study) -> dict[str, Any]:
         "expected": len(study.cells()),
         "there": dtypes.total(),
         "dtypes": dict(dtypes),
-        "blocks": blocks,
-        "summaries": [one for one in summaries if one["methods"]],
+        "blocks": list(tables.values()),
+        "summaries": summaries,
     }
 
 
-def _list_sheets(study: Study) -> list[tuple[int | None, int]]:
-    """List the (dev items, budget) analysed together; `None`: each task has its default number."""
-    return [
-        (dev, budget) for dev in study.file.dev_items or (None,) for budget in study.file.budgets
-    ]
-
-
-def _block_sheet(study: Study, block: ResultBlock) -> tuple[int | None, int]:
-    return (block.dev if study.file.dev_items else None), block.budget
-
-
-def _table_sheet(study: Study, one: Mapping[str, Any]) -> tuple[int | None, int]:
-    return _block_sheet(study, ResultBlock(one["task"], one["dev_items"], one["budget"]))
-
-
-def _summarize_block(study: Study, block: ResultBlock, records: RecordsByMethod) -> dict[str, Any]:
-    """Summarize a table: each method's dev, test and paired difference from each reference."""
-    rows = [_method_row(name, seeds) for name, seeds in records.items()]
-    varies = {name: "seed" in one.varies for name, one in study.methods.items()}
-    for row in rows:
-        row["planned_seeds"] = study.seeds if varies[row["method"]] else 1
-        row["against"] = {
-            name: _paired_difference(records[row["method"]], records[name])
-            for name in study.file.references
-            if name in records and name != row["method"]
+def _summarize_block(study: Study, block: Block, records: Records) -> Table:
+    rows = []
+    for name, mine in records.items():
+        against = {
+            other: _paired_difference(mine, records[other])
+            for other in study.file.references
+            if other in records and other != name
         }
-    started = [r for r in _list_records(records) if r["start"]]
-    starts = {r["seed"]: r["start"] for r in reversed(started)}
-    chosen = {r["seed"]: r["constant"] for r in started if r["constant"]}
-    constants = list(chosen.values())
+        planned = study.seeds if "seed" in study.methods[name].varies else 1
+        rows.append({**_method_row(name, mine), "planned_seeds": planned, "against": against})
+    started = [one for one in _list_records(records) if one["start"]]
+    # One start and one constant answer per seed: all methods have the same.
+    starts = [*{one["seed"]: one["start"] for one in reversed(started)}.values()]
+    constants = [*{one["seed"]: one["constant"] for one in started if one["constant"]}.values()]
+    constant = {"answers": sorted({one["answer"] for one in constants})}
+    best_expert = {"names": sorted({one["expert"] for one in starts})}
     return {
         "task": block.task,
         "dev_items": block.dev,
         "budget": block.budget,
-        "test_items": len(next(iter(next(iter(records.values())).values()))["values"]),
-        "constant": {
-            "answers": sorted({one["answer"] for one in constants}),
-            "test": fmean(one["test"] for one in constants),
-            "by_domain": fmean(one["by_domain"] for one in constants),
-        }
-        if constants
-        else None,
-        "best_expert": {
-            "names": sorted({start["expert"] for start in starts.values()}),
-            "dev": fmean(start["dev"] for start in starts.values()),
-            "test": fmean(start["test"] for start in starts.values()),
-        }
-        if starts
-        else None,
+        "test_items": len(_list_records(records)[0]["values"]),
+        "constant": {**constant, **_means(constants, "test", "by_domain")} if constants else None,
+        "best_expert": {**best_expert, **_means(starts, "dev", "test")} if starts else None,
         "methods": rows,
     }
 
 
-def _list_records(records: RecordsByMethod) -> list[Mapping[str, Any]]:
-    """Return all records of a table."""
-    return [record for seeds in records.values() for record in seeds.values()]
+def _means(rows: Sequence[Mapping[str, Any]], *keys: str) -> dict[str, float]:
+    return {key: fmean(row[key] for row in rows) for key in keys}
 
 
-def _method_row(name: str, records: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+def _method_row(name: str, records: Mapping[int, Mapping[str, Any]]) -> Table:
     seeds = sorted(records)
-    tests = [records[seed]["test"] for seed in seeds]
-    devs = [records[seed]["dev"] for seed in seeds]
-    known = None not in devs
-    untouched = [one for s in seeds if (one := records[s].get("dev_no_gradient")) is not None]
+    mine = [records[seed] for seed in seeds]
+    means = _means(mine, "test", "prompt_equivalents", "seconds", "cpu_seconds")
 
-    def mean_of(key: str) -> float:
-        return fmean(records[seed][key] for seed in seeds)
+    def mean_dev(key: str) -> float | None:
+        """Mean of a dev utility, if all seeds have it."""
+        known = [one[key] for one in mine if one.get(key) is not None]
+        return fmean(known) if len(known) == len(mine) else None
 
+    dev, no_gradient = mean_dev("dev"), mean_dev("dev_no_gradient")
     return {
         "method": name,
-        "seeds": len({id(records[seed]) for seed in seeds}),
-        "dev": fmean(devs) if known else None,
-        "test": fmean(tests),
-        "tests": tests,
+        "seeds": len({id(one) for one in mine}),
+        "dev": dev,
+        **means,
+        "tests": [one["test"] for one in mine],
         "interval": list(interval_over_seeds(item_values(records, seeds))),
-        "gap": fmean(devs) - fmean(tests) if known else None,
-        "no_gradient_gap": fmean(untouched) - fmean(tests)
-        if len(untouched) == len(seeds)
-        else None,
-        "prompt_equivalents": mean_of("prompt_equivalents"),
-        "seconds": mean_of("seconds"),
-        "cpu_seconds": mean_of("cpu_seconds"),
-        "found": records[seeds[0]]["found"],
+        "gap": None if dev is None else dev - means["test"],
+        "no_gradient_gap": None if no_gradient is None else no_gradient - means["test"],
+        "found": mine[0]["found"],
     }
 
 
 def _paired_difference(
     scores: Mapping[int, Mapping[str, Any]], other: Mapping[int, Mapping[str, Any]]
-) -> dict[str, Any] | None:
+) -> Table | None:
     """Compute the paired difference on the shared seeds; `None` without any.
 
     The p value is that of the exact sign-flip test over items, each item's difference being the
@@ -226,91 +188,61 @@ def _paired_difference(
     }
 
 
-def _add_holm(study: Study, blocks: Sequence[dict[str, Any]]) -> None:
-    """Add Holm's p values: for each reference, over all methods and tasks of these tables."""
-    for name in study.file.references:
-        tested = [
-            found
-            for block in blocks
-            for row in block["methods"]
-            if (found := row["against"].get(name))
-        ]
-        for found, p in zip(tested, holm_correction([one["p"] for one in tested]), strict=True):
-            found["p_holm"] = p
-
-
 def _summarize_methods(
-    study: Study,
-    dev: int | None,
-    budget: int,
-    found: Mapping[ResultBlock, RecordsByMethod],
-    blocks: Sequence[Mapping[str, Any]],
+    study: Study, found: Mapping[Block, Records], tables: Sequence[Table]
 ) -> dict[str, Any]:
-    """Compute each method's mean rank, wins, losses and dev minus test over the tasks."""
-    ranked = _most_complete_methods(study, found)
+    """Compute each method's mean rank, wins, losses and dev minus test over the tasks.
+
+    Also adds Holm's p values to the tables: for each reference, over all methods and tasks.
+    """
+    for other in study.file.references:
+        rows = [row for table in tables for row in table["methods"]]
+        tested = [pair for row in rows if (pair := row["against"].get(other))]
+        for pair, p in zip(tested, holm_correction([one["p"] for one in tested]), strict=True):
+            pair["p_holm"] = p
+    # Ranked are the methods that lack results on the fewest of the tasks that they support.
+    lacking = {
+        name: sum(name not in records and block.task not in one.skip
+                  for block, records in found.items())
+        for name, one in study.methods.items()
+    }  # fmt: skip
+    ranked = {name for name, count in lacking.items() if count == min(lacking.values())}
     ranks = mean_ranks(
-        [
-            {name: seeds for name, seeds in records.items() if name in ranked}
-            for records in found.values()
-        ]
+        [{name: of for name, of in records.items() if name in ranked} for records in found.values()]
     )
-    rows = []
+    methods = []
     for name in study.methods:
-        mine = [row for block in blocks for row in block["methods"] if row["method"] == name]
+        mine = [row for table in tables for row in table["methods"] if row["method"] == name]
         if not mine:
             continue
         against = {}
         for other in study.file.references:
-            pairs = [row["against"][other] for row in mine if row["against"].get(other)]
-            sure = [pair for pair in pairs if pair["p_holm"] < SIGNIFICANCE_LEVEL]
-            against[other] = {
-                "tasks": len(pairs),
-                "better": sum(pair["difference"] > 0 for pair in sure),
-                "worse": sum(pair["difference"] < 0 for pair in sure),
-            }
-        shares = [row["gap"] for row in mine if row["gap"] is not None and _is_share(row)]
-        untouched = [
-            row["no_gradient_gap"]
-            for row in mine
-            if row["no_gradient_gap"] is not None and _is_share(row)
-        ]
-        rows.append(
+            pairs = [pair for row in mine if (pair := row["against"].get(other))]
+            sure = [one["difference"] for one in pairs if one["p_holm"] < SIGNIFICANCE_LEVEL]
+            better, worse = sum(one > 0 for one in sure), sum(one < 0 for one in sure)
+            against[other] = {"tasks": len(pairs), "better": better, "worse": worse}
+        # Shares of right answers have comparable gaps; other utilities have other units.
+        shares = [row for row in mine if all(0 <= test <= 1 for test in row["tests"])]
+        gaps, untouched = (
+            [row[key] for row in shares if row[key] is not None]
+            for key in ("gap", "no_gradient_gap")
+        )
+        methods.append(
             {
                 "method": name,
                 "tasks": len(mine),
                 "rank": ranks.get(name),
                 "against": against,
-                "gap": fmean(shares) if shares else None,
-                "largest_gap": max(shares) if shares else None,
+                "gap": fmean(gaps) if gaps else None,
+                "largest_gap": max(gaps, default=None),
                 "no_gradient_gap": fmean(untouched) if untouched else None,
                 "mean_test": fmean(row["test"] for row in mine),
             }
         )
-    return {
-        "dev_items": dev,
-        "budget": budget,
-        "tasks": [block.task for block in found],
-        "methods": rows,
-    }
+    return {"tasks": [block.task for block in found], "methods": methods}
 
 
-def _most_complete_methods(study: Study, found: Mapping[ResultBlock, RecordsByMethod]) -> set[str]:
-    """Return the methods that lack results on the fewest of the tasks that they support."""
-    lacking = {
-        name: sum(
-            name not in records and block.task not in one.skip for block, records in found.items()
-        )
-        for name, one in study.methods.items()
-    }
-    return {name for name, count in lacking.items() if count == min(lacking.values())}
-
-
-def _is_share(row: Mapping[str, Any]) -> bool:
-    """Return whether a utility is a share of right answers, the unit of "dev minus test"."""
-    return all(0 <= test <= 1 for test in row["tests"])
-
-
-def mean_ranks(tasks: Sequence[RecordsByMethod]) -> dict[str, dict[str, Any]]:
+def mean_ranks(tasks: Sequence[Records]) -> dict[str, dict[str, Any]]:
     """Compute each method's mean rank over tasks, 1 being the best, with a bootstrap interval.
 
     On a task the methods are ranked by their mean test utility over the seeds that all of them
@@ -320,9 +252,10 @@ def mean_ranks(tasks: Sequence[RecordsByMethod]) -> dict[str, dict[str, Any]]:
     Returns:
         "rank", "low", "high" and "tasks", by method.
     """
+    from scipy.stats import rankdata
+
     generator = np.random.Generator(np.random.Philox(key=BOOTSTRAP_KEY))
-    ranks: dict[str, list[float]] = {}
-    draws: dict[str, list[np.ndarray]] = {}
+    ranks: dict[str, list[np.ndarray]] = {}
     for records in tasks:
         seeds = sorted(set.intersection(*(set(one) for one in records.values())))
         if not seeds or len(records) < 2:
@@ -332,30 +265,16 @@ def mean_ranks(tasks: Sequence[RecordsByMethod]) -> dict[str, dict[str, Any]]:
         # Bootstrap samples as multinomial weights: one matrix product yields all resampled means.
         items = generator.multinomial(n, np.full(n, 1 / n), NUM_RESAMPLES).T / n
         weights = generator.multinomial(count, np.full(count, 1 / count), NUM_RESAMPLES).T / count
-        means = ((grid.reshape(-1, n) @ items).reshape(len(records), count, -1) * weights).sum(1)
-        placed, drawn = _rank_columns(grid.mean(axis=(1, 2))[:, None]), _rank_columns(means)
-        for index, name in enumerate(records):
-            ranks.setdefault(name, []).append(float(placed[index, 0]))
-            draws.setdefault(name, []).append(drawn[index])
+        drawn = ((grid.reshape(-1, n) @ items).reshape(len(records), count, -1) * weights).sum(1)
+        means = np.column_stack([grid.mean(axis=(1, 2)), drawn])  # the measured ones first
+        # Rounding makes ties of means that differ only by the order of summation.
+        for name, mine in zip(records, rankdata(-np.round(means, 9), axis=0), strict=True):
+            ranks.setdefault(name, []).append(mine)
     found = {}
-    for name, mine in ranks.items():
-        low, high = np.quantile(np.mean(draws[name], axis=0), (0.025, 0.975))
-        found[name] = {
-            "rank": fmean(mine),
-            "low": float(low),
-            "high": float(high),
-            "tasks": len(mine),
-        }
-    return found
-
-
-def _rank_columns(means: np.ndarray) -> np.ndarray:
-    """Rank within each column, [M, B]: the highest has rank 1, and ties share their mean rank."""
-    from scipy import stats
-
-    # Rounding makes ties of means that differ only by the order of summation.
-    rounded = np.round(means, 9)
-    found: np.ndarray = stats.rankdata(-rounded, axis=0)
+    for name, each in ranks.items():
+        rank, *drawn_ranks = np.mean(each, axis=0).tolist()
+        low, high = np.quantile(drawn_ranks, (0.025, 0.975)).tolist()
+        found[name] = {"rank": rank, "low": low, "high": high, "tasks": len(each)}
     return found
 
 
@@ -368,93 +287,20 @@ def format_summary(found: Mapping[str, Any]) -> list[str]:
     if len(found["dtypes"]) > 1:
         kinds = (f"{count} in {dtype}" for dtype, count in sorted(found["dtypes"].items()))
         lines[0] += f" {', '.join(kinds)}."
+    unit = found["unit"] if found["unit"] == "positions" else "prompt-equivalents"
     for one in found["summaries"]:
-        of = [block for block in found["blocks"] if _is_in_summary(one, block)]
-        dev = f", {one['dev_items']} dev items" if one["dev_items"] else ""
-        unit = found["unit"] if found["unit"] == "positions" else "prompt-equivalents"
-        lines += [
-            "",
-            f"**Budget: {one['budget']} {unit}{dev}.**",
-            "",
-            *_format_ranks(one),
-            "",
-            *_format_by_task(one, of),
+        tables = [
+            table
+            for table in found["blocks"]
+            if table["budget"] == one["budget"] and one["dev_items"] in (None, table["dev_items"])
         ]
-    return [*lines, "", *_explain_columns(found)]
-
-
-def _is_in_summary(one: Mapping[str, Any], block: Mapping[str, Any]) -> bool:
-    """Return whether a table belongs to a summary's budget and number of dev items."""
-    return block["budget"] == one["budget"] and one["dev_items"] in (None, block["dev_items"])
-
-
-def _format_ranks(one: Mapping[str, Any]) -> list[str]:
-    names = list(one["methods"][0]["against"])
-    head = (
-        "method",
-        "mean rank",
-        "tasks",
-        *(f"vs {name}" for name in names),
-        "dev - test",
-        "largest",
-        "no gradient",
-    )
-    ranked = sorted(one["methods"], key=lambda row: row["rank"]["rank"] if row["rank"] else 99)
-    rows = []
-    for row in ranked:
-        rank = row["rank"]
-        cells_ = [f"{rank['rank']:.2f} [{rank['low']:.2f}, {rank['high']:.2f}]" if rank else ""]
-        cells_.append(str(row["tasks"]))
-        for name in names:
-            pair = row["against"][name]
-            cells_.append(
-                f"+{pair['better']} -{pair['worse']} of {pair['tasks']}" if pair["tasks"] else ""
-            )
-        gaps = (row["gap"], row["largest_gap"], row["no_gradient_gap"])
-        rows.append((row["method"], *cells_, *map(_format_signed, gaps)))
-    return format_table(head, rows)
-
-
-def _format_by_task(one: Mapping[str, Any], blocks: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Tabulate test utilities: one row per method, one column per task; the best is bold."""
-    tasks = list(dict.fromkeys(block["task"] for block in blocks))
-    rows: list[tuple[str, ...]] = [
-        ("best constant answer", *_block_cells(blocks, "constant", "test")),
-        ("the same by domain", *_block_cells(blocks, "constant", "by_domain")),
-        ("best initial expert", *_block_cells(blocks, "best_expert", "test")),
-    ]
-    best = [max(row["test"] for row in block["methods"]) for block in blocks]
-    for method in (row["method"] for row in one["methods"]):
-        cells_ = []
-        for block, highest in zip(blocks, best, strict=True):
-            row = next((row for row in block["methods"] if row["method"] == method), None)
-            if row is None:
-                cells_.append("")
-                continue
-            bold = "**" if abs(row["test"] - highest) < 5e-4 else ""
-            part = row["seeds"] < row["planned_seeds"]
-            done = f" ({row['seeds']})" if part else ""
-            cells_.append(f"{bold}{_format_number(row['test'])}{bold}{done}")
-        rows.append((method, *cells_))
-    return format_table(("test", *tasks), rows)
-
-
-def _block_cells(blocks: Sequence[Mapping[str, Any]], key: str, part: str) -> list[str]:
-    """Format one number of each table; empty if the task lacks it."""
-    return [_format_number((block[key] or {}).get(part)) for block in blocks]
-
-
-def _format_signed(value: float | None) -> str:
-    return "" if value is None else f"{value:+.3f}"
-
-
-def _format_number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
-
-
-def _explain_columns(found: Mapping[str, Any]) -> list[str]:
+        dev = f", {one['dev_items']} dev items" if one["dev_items"] else ""
+        lines += ["", f"**Budget: {one['budget']} {unit}{dev}.**", ""]
+        lines += [*_format_ranks(one["methods"]), "", *_format_by_task(one["methods"], tables)]
     against = ", ".join(found["references"])
     return [
+        *lines,
+        "",
         "Mean rank: over tasks, 1 is the best; in brackets 95 % intervals by the bootstrap over "
         "seeds and test items. Only methods with results on the most tasks are ranked, among "
         "themselves and by the seeds that all of them have on a task; a task that a method does "
@@ -467,61 +313,97 @@ def _explain_columns(found: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _show(value: float | None, spec: str = ".3f") -> str:
+    return "" if value is None else format(value, spec)
+
+
+def _format_ranks(methods: Sequence[Table]) -> list[str]:
+    names = list(methods[0]["against"])
+    head = ["method", "mean rank", "tasks", *(f"vs {name}" for name in names)]
+    rows = []
+    for row in sorted(methods, key=lambda row: row["rank"]["rank"] if row["rank"] else 99):
+        rank = "{rank:.2f} [{low:.2f}, {high:.2f}]".format(**row["rank"]) if row["rank"] else ""
+        pairs = (row["against"][name] for name in names)
+        counts = [
+            "+{better} -{worse} of {tasks}".format(**pair) if pair["tasks"] else ""
+            for pair in pairs
+        ]
+        gaps = (_show(row[key], "+.3f") for key in ("gap", "largest_gap", "no_gradient_gap"))
+        rows.append([row["method"], rank, str(row["tasks"]), *counts, *gaps])
+    return format_table([*head, "dev - test", "largest", "no gradient"], rows)
+
+
+def _format_by_task(methods: Sequence[Table], tables: Sequence[Table]) -> list[str]:
+    """Tabulate test utilities: one row per method, one column per task; the best is bold."""
+    tasks = list(dict.fromkeys(table["task"] for table in tables))
+    baselines = {
+        "best constant answer": ("constant", "test"),
+        "the same by domain": ("constant", "by_domain"),
+        "best initial expert": ("best_expert", "test"),
+    }
+    rows = [
+        [label, *(_show((table[key] or {}).get(part)) for table in tables)]
+        for label, (key, part) in baselines.items()
+    ]
+    rows += [[one["method"], *(_format_test(table, one["method"]) for table in tables)]
+             for one in methods]  # fmt: skip
+    return format_table(["test", *tasks], rows)
+
+
+def _format_test(table: Table, method: str) -> str:
+    for row in table["methods"]:
+        if row["method"] == method:
+            best = max(one["test"] for one in table["methods"])
+            bold = "**" if abs(row["test"] - best) < 5e-4 else ""
+            done = f" ({row['seeds']})" if row["seeds"] < row["planned_seeds"] else ""
+            return f"{bold}{_show(row['test'])}{bold}{done}"
+    return ""
+
+
 def format_report(found: Mapping[str, Any]) -> list[str]:
     """Format the complete report: the summary, then a table for every task and budget."""
     lines = [f"# Results of the study {found['study']}", "", *format_summary(found)]
-    for block in found["blocks"]:
-        lines += [
-            "",
-            f"## {block['task']}, {block['dev_items']} dev items, budget {block['budget']}",
-            "",
-            *_format_block(found, block),
-        ]
+    for table in found["blocks"]:
+        title = f"## {table['task']}, {table['dev_items']} dev items, budget {table['budget']}"
+        lines += ["", title, "", *_format_block(found["references"], table)]
     return lines
 
 
-def _format_block(found: Mapping[str, Any], block: Mapping[str, Any]) -> list[str]:
-    names = found["references"]
-    numbers = ["seeds", "dev", "test", "dev - test", *(f"vs {name}, p" for name in names)]
-    numbers += ["prompt-equivalents", "CPU seconds"]
-    rows: list[list[str]] = []
-
-    def add_row(label: str, **cells_: str) -> None:
-        rows.append([label, *(cells_.get(name, "") for name in numbers)])
-
-    if constant := block["constant"]:
-        answers = ", ".join(constant["answers"])
-        add_row(f"best constant answer ({answers})", test=_format_number(constant["test"]))
-        add_row("the same by domain", test=_format_number(constant["by_domain"]))
-    if start := block["best_expert"]:
-        gap = start["dev"] - start["test"]
-        of = {"dev": _format_number(start["dev"]), "test": _format_number(start["test"])}
-        add_row(
-            f"best initial expert ({', '.join(start['names'])})",
-            **of,
-            **{"dev - test": _format_signed(gap)},
-        )
-    for row in block["methods"]:
+def _format_block(references: Sequence[str], table: Table) -> list[str]:
+    columns = ["seeds", "dev", "test", "dev - test", *(f"vs {name}, p" for name in references)]
+    columns += ["prompt-equivalents", "CPU seconds"]
+    rows: dict[str, dict[str, str]] = {}
+    if constant := table["constant"]:
+        label = f"best constant answer ({', '.join(constant['answers'])})"
+        rows[label] = {"test": _show(constant["test"])}
+        rows["the same by domain"] = {"test": _show(constant["by_domain"])}
+    if start := table["best_expert"]:
+        rows[f"best initial expert ({', '.join(start['names'])})"] = {
+            "dev": _show(start["dev"]),
+            "test": _show(start["test"]),
+            "dev - test": _show(start["dev"] - start["test"], "+.3f"),
+        }
+    pair_format = "{difference:+.3f} [{low:+.3f}, {high:+.3f}], {p_holm:.2g}"
+    for row in table["methods"]:
         low, high = row["interval"]
         pairs = {f"vs {name}, p": pair for name, pair in row["against"].items() if pair}
-        labels = {
-            name: f"{_format_signed(p['difference'])} [{_format_signed(p['low'])}, "
-            f"{_format_signed(p['high'])}], "
-            f"{p['p_holm']:.2g}"
-            for name, p in pairs.items()
-        } | {
+        rows[row["method"]] = {
             "seeds": f"{row['seeds']} of {row['planned_seeds']}",
-            "dev": _format_number(row["dev"]),
+            "dev": _show(row["dev"]),
             "test": f"{row['test']:.3f} [{low:.3f}, {high:.3f}]",
-            "dev - test": _format_signed(row["gap"]),
+            "dev - test": _show(row["gap"], "+.3f"),
+            **{column: pair_format.format(**pair) for column, pair in pairs.items()},
             "prompt-equivalents": f"{row['prompt_equivalents']:.0f}",
             "CPU seconds": f"{row['cpu_seconds']:.0f}",
         }
-        add_row(row["method"], **labels)
-    first = [f"- {row['method']}: {row['found']}" for row in block["methods"] if row["found"]]
-    told_of = f"{block['test_items']} test items. Best found, by the first seed:"
-    table = format_table(("method", *numbers), rows)
-    return [*table, "", told_of, "", *first]
+    cells = [[label, *(row.get(column, "") for column in columns)] for label, row in rows.items()]
+    return [
+        *format_table(["method", *columns], cells),
+        "",
+        f"{table['test_items']} test items. Best found, by the first seed:",
+        "",
+        *(f"- {row['method']}: {row['found']}" for row in table["methods"] if row["found"]),
+    ]
 
 
 def write_analysis(study: Study, found: Mapping[str, Any]) -> list[Path]:

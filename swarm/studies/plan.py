@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from swarm._util.files import conf_folder, read_yaml
 from swarm._util.jsonl import JsonlJournal
@@ -20,18 +20,10 @@ DTYPE_WORD = "model.dtype="
 """Beginning of the word that results of one study may differ in: not every CPU has bfloat16."""
 
 
-def _as_tuple(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
-
-
-Words = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
-Numbers = Annotated[tuple[Positive, ...], BeforeValidator(_as_tuple)]
-
-
 class StudyTask(Settings):
     """A task: its command-line words, and the number of dev items of a search."""
 
-    words: Words
+    words: list[str]
     dev: Positive
 
 
@@ -48,12 +40,9 @@ class StudyMethod(Settings):
     """
 
     kind: Literal["search", "finetune", "evaluate"] = "search"
-    words: Words = ()
-    skip: Words = ()
-    varies: Annotated[tuple[Literal["budget", "seed"], ...], BeforeValidator(_as_tuple)] = (
-        "budget",
-        "seed",
-    )
+    words: list[str] = []
+    skip: list[str] = []
+    varies: list[Literal["budget", "seed"]] = ["budget", "seed"]
     limits: Literal["lifted", "own"] = "lifted"
 
 
@@ -68,7 +57,7 @@ class Sampler(Settings):
 
     trials: Positive
     space: dict[str, list[str | int | float | bool]]
-    words: Words = ()
+    words: list[str] = []
 
 
 class StudyFile(Settings):
@@ -86,12 +75,12 @@ class StudyFile(Settings):
 
     tasks: dict[str, StudyTask]
     methods: dict[str, StudyMethod | None] = Field(default_factory=dict)
-    budgets: Numbers
+    budgets: list[Positive]
     unit: Literal["positions", "prompts"] = "positions"
-    dev_items: Numbers = ()
+    dev_items: list[Positive] = []
     seeds: Positive = 5
-    words: Words = ()
-    references: Words = ()
+    words: list[str] = []
+    references: list[str] = []
     sampler: Sampler | None = None
     results: str | None = None
 
@@ -109,10 +98,9 @@ class Cell:
     @property
     def name(self) -> str:
         """Name of the run folder."""
-        parts = [self.method, f"dev{self.dev}"]
-        parts += [] if self.budget is None else [f"budget{self.budget}"]
-        parts += [] if self.seed is None else [f"seed{self.seed}"]
-        return "_".join(parts)
+        numbers = {"dev": self.dev, "budget": self.budget, "seed": self.seed}
+        parts = [f"{key}{value}" for key, value in numbers.items() if value is not None]
+        return "_".join([self.method, *parts])
 
     @property
     def path(self) -> str:
@@ -135,30 +123,27 @@ class Study:
     file: StudyFile
     results: Path
     runs: Path
-    words: tuple[str, ...]
+    words: list[str]
     seeds: int
 
     def __post_init__(self) -> None:
         self.methods = {name: one or StudyMethod() for name, one in self.file.methods.items()}
         self._journal = JsonlJournal(self.results / "results.jsonl", "cell")
-        self._check_names()
-        self.sample_methods()
-
-    def _check_names(self) -> None:
-        names = [*self.methods, *self.file.tasks]
+        names, wrong = [*self.methods, *self.file.tasks], ""
         for name in names:
             if names.count(name) > 1 or not name.replace("_", "").isalnum():
-                raise UserError(
-                    f"study {self.name}: {name}: names of tasks and methods must differ, and be "
-                    "letters, digits and underscores"
-                )
+                wrong = f"{name}: names of tasks and methods must differ, and be letters, digits "
+                wrong += "and underscores"
         for name, one in self.methods.items():
             if unknown := set(one.skip) - set(self.file.tasks):
-                raise UserError(f"study {self.name}: methods.{name}.skip: no task {unknown.pop()}")
+                wrong = f"methods.{name}.skip: no task {unknown.pop()}"
         if unknown := set(self.file.references) - set(self.methods):
-            raise UserError(f"study {self.name}: references: no method {unknown.pop()}")
+            wrong = f"references: no method {unknown.pop()}"
         if not self.methods and not self.file.sampler:
-            raise UserError(f"study {self.name}: needs methods, or a sampler")
+            wrong = "needs methods, or a sampler"
+        if wrong:
+            raise UserError(f"study {self.name}: {wrong}")
+        self.sample_methods()
 
     def sample_methods(self) -> bool:
         """Add the next method of the sampler once those before have results; `False` at its end.
@@ -177,15 +162,14 @@ class Study:
             key: optuna.distributions.CategoricalDistribution(values)
             for key, values in sampler.space.items()
         }
-        drawing = optuna.create_study(
-            direction="maximize", sampler=optuna.samplers.TPESampler(seed=0)
-        )
+        tpe = optuna.samplers.TPESampler(seed=0)
+        drawing = optuna.create_study(direction="maximize", sampler=tpe)
         for number in range(sampler.trials):
             trial = drawing.ask(space)
             drawn = [f"{key}={value}" for key, value in trial.params.items()]
             name = f"trial_{number:02d}"
             is_new = name not in self.methods
-            self.methods[name] = StudyMethod(words=(*sampler.words, *drawn))
+            self.methods[name] = StudyMethod(words=[*sampler.words, *drawn])
             found = [self.result(cell) for cell in self.cells() if cell.method == name]
             if not all(found):
                 return is_new
@@ -194,17 +178,22 @@ class Study:
 
     def cells(self) -> list[Cell]:
         """List all cells by seed, task, dev items, budget and method: a prefix is balanced."""
-        found: dict[Cell, None] = {}
-        for seed in range(self.seeds):
-            for task, about in self.file.tasks.items():
-                for dev in self.file.dev_items or (about.dev,):
-                    for budget in self.file.budgets:
-                        for name, one in self.methods.items():
-                            if task not in one.skip:
-                                spent = budget if "budget" in one.varies else None
-                                drawn = seed if "seed" in one.varies else None
-                                found.setdefault(Cell(task, dev, name, spent, drawn))
-        return list(found)
+        found = [
+            Cell(
+                task,
+                dev,
+                name,
+                budget if "budget" in one.varies else None,
+                seed if "seed" in one.varies else None,
+            )
+            for seed in range(self.seeds)
+            for task, about in self.file.tasks.items()
+            for dev in self.file.dev_items or (about.dev,)
+            for budget in self.file.budgets
+            for name, one in self.methods.items()
+            if task not in one.skip
+        ]
+        return list(dict.fromkeys(found))
 
     def select(self, only: Sequence[object]) -> list[Cell]:
         """Return the cells selected by names of tasks and methods, budgets, and seeds as "seed0".
@@ -215,25 +204,22 @@ class Study:
             UserError: A word matches nothing of the study.
         """
         words = {str(word) for word in only}
-        kinds = {
-            "task": {*self.file.tasks},
-            "method": {*self.methods},
-            "budget": {str(budget) for budget in self.file.budgets},
-            "seed": {f"seed{seed}" for seed in range(self.seeds)},
-        }
-        if unknown := sorted(words - set().union(*kinds.values())):
+        tasks, methods = {*self.file.tasks}, {*self.methods}
+        budgets = {str(budget) for budget in self.file.budgets}
+        seeds = {f"seed{seed}" for seed in range(self.seeds)}
+        if unknown := sorted(words - tasks - methods - budgets - seeds):
             names = ", ".join([*self.file.tasks, *self.methods])
             raise UserError(f"only={unknown[0]}: not in the study; allowed: {names}, seed0, ...")
 
         def is_selected(cell: Cell) -> bool:
-            seed = None if cell.seed is None else f"seed{cell.seed}"
-            budget = None if cell.budget is None else str(cell.budget)
-            mine = {"task": cell.task, "method": cell.method, "budget": budget, "seed": seed}
-            return all(
-                mine[kind] is None or mine[kind] in words & names
-                for kind, names in kinds.items()
-                if words & names
+            # A cell that depends on no budget or seed is that of any.
+            mine = (
+                (cell.task, tasks),
+                (cell.method, methods),
+                (cell.budget and str(cell.budget), budgets),
+                (None if cell.seed is None else f"seed{cell.seed}", seeds),
             )
+            return all(value is None or value in words for value, kind in mine if words & kind)
 
         return [cell for cell in self.cells() if is_selected(cell)]
 
@@ -266,20 +252,23 @@ class Study:
         Raises:
             UserError: A result was made with other settings than the study's present ones.
         """
-        found, other = [], []
-        for cell in some:
-            result = self.result(cell)
-            if result is None:
-                found.append(cell)
-            elif not _same_settings(result["words"], self.defining_words(cell)):
-                other.append(cell.path)
+
+        def settings(words: Sequence[str]) -> list[str]:
+            return [word for word in words if not word.startswith(DTYPE_WORD)]
+
+        other = [
+            cell.path
+            for cell in some
+            if (result := self.result(cell))
+            and settings(result["words"]) != settings(self.defining_words(cell))
+        ]
         if other:
             raise UserError(
                 f"{self._journal.path}: {other[0]} and {len(other) - 1} more have other settings "
                 "than the study; remove their lines to run them again, or set another folder by "
                 "results="
             )
-        return found
+        return [cell for cell in some if self.result(cell) is None]
 
 
 def read_study(
@@ -306,27 +295,13 @@ def read_study(
         raise UserError(f"{name}: no such study; allowed: {known}, or a yaml file")
     file = parse_settings(StudyFile, read_yaml(path, "study"), f"study {path.stem}")
     runs = Path(folder) / f"study_{path.stem}"
-    return Study(
-        path.stem,
-        file,
-        Path(results or file.results or runs / "results"),
-        runs,
-        (*file.words, *words),
-        seeds or file.seeds,
-    )
+    place = Path(results or file.results or runs / "results")
+    return Study(path.stem, file, place, runs, [*file.words, *words], seeds or file.seeds)
 
 
 def key_head(word: str) -> str:
     """Return the first component of the key that a word sets."""
     return word.lstrip("+~").partition("=")[0].partition(".")[0].partition("@")[0]
-
-
-def _same_settings(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Return whether two results have equal settings but for the type of the weights."""
-    one, other = (
-        [word for word in words if not word.startswith(DTYPE_WORD)] for words in (first, second)
-    )
-    return one == other
 
 
 def read_dtype(words: Sequence[str]) -> str:

@@ -233,7 +233,7 @@ def read_source(
         )
     note = read_note(folder)
     name = path.resolve().name
-    routes = routed[0].names if routed else ()
+    routes = tuple(routed[0].names) if routed else ()
     return ExportSource(
         name, folder, kind, particle, point, baseline, routes, None, note, config, state, arguments
     )

@@ -6,7 +6,7 @@ scaling in B. All results are float64 too, so that they are rounded only once, w
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -112,7 +112,7 @@ def compress_update(exact: FactorPair, rank: int | None) -> CompressedUpdate:
 
 def compress_modules(
     exact: Iterable[tuple[str, FactorPair]], rank: int | None
-) -> tuple[dict[str, FactorPair], int, dict[str, object]]:
+) -> tuple[dict[str, FactorPair], int, dict[str, Any]]:
     """Compress the updates of all modules to float32 factors of one rank.
 
     Args:

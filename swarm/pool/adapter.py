@@ -9,9 +9,8 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -37,48 +36,30 @@ if TYPE_CHECKING:
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
+PICKLE_FILE = "adapter_model.bin"
+NOTE_FILE = "swarm.json"
+
+ROUTER_FILE = "routes.json"
+"""Router of a folder with an adapter for each route."""
 
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM accepts as --max-lora-rank (vllm/config/lora.py, MaxLoRARanks)."""
 
-# Settings under which an adapter is more than x -> s B A x, so that mixing factors is undefined.
-UNSUPPORTED_OPTIONS = {
-    "use_dora": "DoRA rescales the base weight",
-    "lora_bias": "a bias is trained in addition to B",
-    "modules_to_save": "complete modules are replaced",
-    "layer_replication": "layers of the base model are repeated",
-    "fan_in_fan_out": "the base weight is stored transposed",
-    "target_parameters": "bare parameters are adapted instead of linear layers",
-    "trainable_token_indices": "rows of the embedding are replaced",
-    "use_qalora": "QA-LoRA pools the input of A",
-    "alora_invocation_tokens": "activated LoRA is off before its invocation tokens",
-    "use_bdlora": "the factors are block-diagonal",
-    "arrow_config": "Arrow routes between adapters",
-    "kasa_config": "KaSA truncates the base weight",
-    "monteclora_config": "Monte Carlo LoRA samples its weights",
-}
 # These initializations modify the base weight; PEFT repeats that at each load.
 UNSUPPORTED_INITS = ("pissa", "corda", "olora", "loftq", "lora_ga")
-# Settings that this package reads, and those that matter to training or loading only.
+# Settings that this package reads, and those that matter to training or loading only. Any other one
+# that is set, such as use_dora or modules_to_save, makes an adapter more than x -> s B A x, so that
+# mixing factors is undefined.
 # fmt: off
-USED_OPTIONS = {
+ALLOWED_OPTIONS = {
     "peft_type", "base_model_name_or_path", "task_type", "revision", "r", "lora_alpha", "bias",
     "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights", "target_modules",
     "exclude_modules", "layers_to_transform", "layers_pattern",
-}
-IGNORED_OPTIONS = {
     "auto_mapping", "inference_mode", "peft_version", "lora_dropout", "megatron_config",
     "megatron_core", "loftq_config", "eva_config", "corda_config", "lora_ga_config",
     "velora_config", "qalora_group_size", "runtime_config", "ensure_weight_tying", "merge_weights",
 }
 # fmt: on
-# Keys that are rejected with a more specific reason than "unknown".
-UNSUPPORTED_KEYS = {
-    "lora_embedding_": "a LoRA of an embedding",
-    "lora_magnitude_vector": "a DoRA magnitude",
-    ".bias": "a bias",
-    "lora_": "a LoRA part other than A and B",
-}
 WEIGHT_KEY = re.compile(
     r"(?:base_model\.model\.)?(?P<module>.+?)\.lora_(?P<side>[AB])(?:\.[^.]+)?\.weight"
 )
@@ -107,19 +88,6 @@ class AdapterConfig(BaseModel):
     init_lora_weights: bool | str | None = None
     rank_pattern: dict[str, Positive] | None = None
     alpha_pattern: dict[str, Alpha] | None = None
-
-    def at(self, key: str, module: str) -> Any:
-        """Return the value of "rank" or "alpha" for a module: that of the first pattern."""
-        patterns = getattr(self, f"{key}_pattern") or {}
-        for expression, value in patterns.items():
-            try:
-                if re.match(rf"(?:.*\.)?(?:{expression})$", module):
-                    return value
-            except re.error as error:
-                raise UserError(
-                    f"{key}_pattern has {expression!r}, which is not a valid pattern ({error})"
-                ) from None
-        return {"rank": self.r, "alpha": self.lora_alpha}[key]
 
 
 class PoolRow:
@@ -189,12 +157,9 @@ class Adapter(PoolRow):
         if self._file is None:
             self._file = safe_open(str(self.folder / WEIGHTS_FILE), framework="pt")
         first, second = (self._file.get_tensor(self.keys[module][side]) for side in "AB")
-        for weight in (first, second):
-            # aminmax needs one pass, and any NaN makes both results NaN.
-            if not all(math.isfinite(end) for end in weight.aminmax()):
-                raise adapter_error(
-                    self.folder, f"{module} contains weights that are NaN or infinite"
-                )
+        # aminmax needs one pass, and any NaN makes both results NaN.
+        if not all(math.isfinite(end) for one in (first, second) for end in one.aminmax()):
+            raise adapter_error(self.folder, f"{module} contains weights that are NaN or infinite")
         return first.double(), second.double() * self.scalings[module]
 
 
@@ -209,154 +174,151 @@ def read_adapter(folder: Path) -> Adapter:
     Raises UserError, naming the folder, for everything but a plain LoRA of linear layers in
     safetensors whose file agrees with its config. A pickled adapter is never opened.
     """
-    config = _read_config(folder)
     try:
+        config = _read_config(folder)
         checked = parse_settings(AdapterConfig, config)
         _refuse_variants(config)
-        header = _read_header(folder)
-        keys = _group_keys(header)
-        shapes = {module: _module_shape(module, pair, header) for module, pair in keys.items()}
+        keys, shapes = _read_modules(folder / WEIGHTS_FILE)
         scalings = {}
         for module, (_, _, rank) in shapes.items():
-            if rank != (expected := checked.at("rank", module)):
+            wanted = _match_pattern("rank_pattern", checked.rank_pattern, module, checked.r)
+            if rank != wanted:
                 raise UserError(
-                    f"{module} has rank {rank} in {WEIGHTS_FILE} but {expected} in {CONFIG_FILE}"
+                    f"{module} has rank {rank} in {WEIGHTS_FILE} but {wanted} in {CONFIG_FILE}"
                 )
-            root = rank**0.5 if checked.use_rslora else rank
-            scalings[module] = checked.at("alpha", module) / root
+            alpha = _match_pattern(
+                "alpha_pattern", checked.alpha_pattern, module, checked.lora_alpha
+            )
+            scalings[module] = alpha / (rank**0.5 if checked.use_rslora else rank)
     except UserError as error:
         raise adapter_error(folder, str(error)) from None
     return Adapter(folder.name, folder, config, shapes, scalings, keys)
 
 
+def _match_pattern(
+    key: str, patterns: Mapping[str, float] | None, module: str, default: float
+) -> float:
+    """Return the value of the first pattern that matches the end of a module's name."""
+    for pattern, value in (patterns or {}).items():
+        try:
+            if re.match(rf"(?:.*\.)?(?:{pattern})$", module):
+                return value
+        except re.error as error:
+            raise UserError(
+                f"{key} has {pattern!r}, which is not a valid pattern ({error})"
+            ) from None
+    return default
+
+
 def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / CONFIG_FILE
     try:
-        config = parse_json(read_text(path))
+        config = parse_json(read_text(folder / CONFIG_FILE))
     except FileNotFoundError:
         missing = f"there is no {CONFIG_FILE}"
         if routed := read_routed_adapter(folder):
             names = ", ".join(routed[0].names)
             missing = f"it has an adapter for each kind of prompt; name the folder of one: {names}"
-        raise adapter_error(folder, missing) from None
+        raise UserError(missing) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise adapter_error(folder, f"{CONFIG_FILE} cannot be read ({reason})") from None
+        raise UserError(f"{CONFIG_FILE} cannot be read ({reason})") from None
     if not isinstance(config, dict):
-        raise adapter_error(folder, f"{CONFIG_FILE} is not a JSON object")
+        raise UserError(f"{CONFIG_FILE} is not a JSON object")
     return config
 
 
 def _refuse_variants(config: dict[str, Any]) -> None:
     """Reject every setting that changes, or might change, the forward pass."""
-    start = config.get("init_lora_weights")
-    if isinstance(start, str) and start.lower().startswith(UNSUPPORTED_INITS):
-        reason = f"init_lora_weights is {start!r}, which changes the base weight"
-        raise UserError(f"{reason}; convert it to a plain LoRA with PEFT first")
-    for key, value in config.items():
+    wrong = {
+        key: value
+        for key, value in config.items()
         # 0 is a valid token or layer, so only these values count as unset.
-        if value is None or value is False or value in ([], {}, ""):
-            continue
-        if key in UNSUPPORTED_OPTIONS:
-            raise UserError(f"{key} is set and cannot be combined: {UNSUPPORTED_OPTIONS[key]}")
-        if key not in USED_OPTIONS | IGNORED_OPTIONS and not _is_default(key, value):
-            reason = (
-                f"{key} is set to {value!r}, an unknown option that may change the forward pass"
-            )
-            raise UserError(reason)
+        if key not in ALLOWED_OPTIONS
+        and not (value is None or value is False or value in ([], {}, ""))
+    }
+    if wrong:
+        from peft import LoraConfig
+
+        # An option of a newer PEFT may be written at its default.
+        defaults = vars(LoraConfig())
+        wrong = {k: v for k, v in wrong.items() if k not in defaults or defaults[k] != v}
+    start = str(config.get("init_lora_weights"))
+    if start.lower().startswith(UNSUPPORTED_INITS):
+        wrong["init_lora_weights"] = start
+    for key, value in wrong.items():
+        raise UserError(
+            f"{key} is set to {value!r}: only plain LoRA can be combined, which adds s B A to a "
+            "linear layer and changes nothing else"
+        )
 
 
-def _is_default(key: str, value: Any) -> bool:
-    """Return whether `value` is the default of the installed PEFT, which may be a newer version."""
-    from peft import LoraConfig
+def _read_modules(path: Path) -> tuple[dict[str, dict[str, str]], dict[str, FactorShape]]:
+    """Read the header of a weights file, not its data.
 
-    missing = object()
-    return bool(getattr(LoraConfig(), key, missing) == value)
-
-
-def _read_header(folder: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return the dtype and shape of every tensor in the weights file, without reading its data."""
-    path = folder / WEIGHTS_FILE
+    Returns:
+        The keys of A and B of each module, and its shape, both sorted by module.
+    """
     if not path.is_file():
-        if (folder / "adapter_model.bin").exists():
-            reason = f"adapter_model.bin is a pickle and not loaded; save it as {WEIGHTS_FILE}"
-            raise UserError(reason)
-        raise UserError(f"there is no {WEIGHTS_FILE}")
+        pickled = path.with_name(PICKLE_FILE).exists()
+        reason = f"; {PICKLE_FILE} is a pickle, which is never loaded" if pickled else ""
+        raise UserError(f"there is no {WEIGHTS_FILE}{reason}")
     try:
         with safe_open(str(path), framework="np") as file:
             parts = {key: file.get_slice(key) for key in sorted(file.keys())}
-            return {key: (part.get_dtype(), tuple(part.get_shape())) for key, part in parts.items()}
+            header = {key: (one.get_dtype(), one.get_shape()) for key, one in parts.items()}
     except (SafetensorError, OSError) as error:
         raise UserError(f"{WEIGHTS_FILE} is damaged ({error})") from None
-
-
-def _group_keys(header: dict[str, Any]) -> dict[str, dict[str, str]]:
-    """Return the keys of A and B for each module, in the order of the module names."""
     keys: dict[str, dict[str, str]] = {}
-    for key in header:
+    for key, (dtype, shape) in header.items():
         match = WEIGHT_KEY.fullmatch(key)
+        wrong = ""
         if match is None:
-            kinds = (kind for part, kind in UNSUPPORTED_KEYS.items() if part in key)
-            raise UserError(f"{WEIGHTS_FILE} holds {key}, {next(kinds, 'an unknown weight')}")
-        sides = keys.setdefault(match["module"], {})
-        if match["side"] in sides:
-            raise UserError(f"{WEIGHTS_FILE} contains more than one adapter for {match['module']}")
-        sides[match["side"]] = key
-    if not keys:
-        raise UserError(f"{WEIGHTS_FILE} contains no LoRA weights")
-    for module, sides in keys.items():
-        for side in "AB":
-            if side not in sides:
-                raise UserError(f"{module} has no lora_{side}")
-    return dict(sorted(keys.items()))
+            wrong = "is neither A nor B of a linear layer; only plain LoRA can be combined"
+        elif key != keys.setdefault(match["module"], {}).setdefault(match["side"], key):
+            wrong = "is of more than one adapter"
+        elif dtype not in DTYPES:
+            wrong = f"is of type {dtype}; allowed: {', '.join(DTYPES)}"
+        elif len(shape) != 2 or 0 in shape:
+            wrong = f"has shape {list(shape)}; only linear layers can be combined"
+        if wrong:
+            raise UserError(f"{WEIGHTS_FILE}: {key} {wrong}")
+    shapes, wrong = {}, "" if keys else f"{WEIGHTS_FILE} contains no LoRA weights"
+    for module, sides in sorted(keys.items()):
+        if len(sides) < 2:
+            wrong = f"{module} has no lora_{'B' if 'A' in sides else 'A'}"
+            break
+        (rank, inputs), (outputs, other) = (header[sides[side]][1] for side in "AB")
+        shapes[module] = (inputs, outputs, rank)
+        if rank != other:
+            wrong = f"{module} has rank {rank} in lora_A but {other} in lora_B"
+    if wrong:
+        raise UserError(wrong)
+    return {module: keys[module] for module in shapes}, shapes
 
 
-def _module_shape(
-    module: str, pair: dict[str, str], header: dict[str, tuple[str, tuple[int, ...]]]
-) -> tuple[int, int, int]:
-    """Return (in, out, rank) of one module; A [rank, in] and B [out, rank] must be consistent."""
-    for key in pair.values():
-        dtype, shape = header[key]
-        if dtype not in DTYPES:
-            raise UserError(f"{key} is of type {dtype}; allowed: {', '.join(DTYPES)}")
-        if len(shape) != 2 or 0 in shape:
-            raise UserError(f"{key} has shape {list(shape)}; only linear layers can be combined")
-    (rank, inputs), (outputs, other) = header[pair["A"]][1], header[pair["B"]][1]
-    if rank != other:
-        raise UserError(f"{module} has rank {rank} in lora_A but {other} in lora_B")
-    return inputs, outputs, rank
-
-
-NOTE_FILE = "swarm.json"
-
-ROUTER_FILE = "routes.json"
-"""Router of a folder with an adapter for each route."""
-
-
-def write_adapter(
-    folder: Path, config: dict[str, Any], weights: dict[str, "Tensor"], note: dict[str, Any]
-) -> None:
-    """Write a PEFT folder and its swarm.json atomically; see `write_folder_atomic`."""
-    write_folder_atomic(folder, partial(_write_files, config, weights), note, "adapter")
-
-
-def write_routed_adapter(
+def write_adapters(
     folder: Path,
-    router: "PromptRouter",
-    adapters: Iterable[tuple[dict[str, Any], dict[str, "Tensor"]]],
+    adapters: Sequence[tuple[dict[str, Any], dict[str, "Tensor"]]],
     note: dict[str, Any],
+    router: "PromptRouter | None" = None,
 ) -> None:
-    """Write a PEFT folder for each route, and the router, atomically; see `read_routed_adapter`.
+    """Write a PEFT folder, or one for each route beside the router; see `write_folder_atomic`.
 
     Args:
-        adapters: Configuration and weights of the adapter of each route.
+        adapters: Configuration and weights of the adapter, or of that of each route.
+        note: The content of swarm.json.
+        router: See `read_routed_adapter`.
     """
+    from safetensors.torch import save_file
 
     def write_files(fresh: Path) -> None:
-        _write_json(fresh / ROUTER_FILE, router.to_dict())
-        for name, (config, weights) in zip(router.names, adapters, strict=True):
+        if router:
+            _write_json(fresh / ROUTER_FILE, router.to_dict())
+        names = router.names if router else (".",)
+        for name, (config, weights) in zip(names, adapters, strict=True):
             make_folder(fresh / name)
-            _write_files(config, weights, fresh / name)
+            save_file(weights, str(fresh / name / WEIGHTS_FILE), metadata={"format": "pt"})
+            _write_json(fresh / name / CONFIG_FILE, config)
 
     write_folder_atomic(folder, write_files, note, "adapter")
 
@@ -383,13 +345,6 @@ def read_routed_adapter(folder: Path) -> "tuple[PromptRouter, list[Path]] | None
     if missing := [one for one in folders if not (one / CONFIG_FILE).is_file()]:
         raise UserError(f"{file}: there is no adapter in {missing[0]}")
     return router, folders
-
-
-def _write_files(config: dict[str, Any], weights: dict[str, "Tensor"], folder: Path) -> None:
-    from safetensors.torch import save_file
-
-    save_file(weights, str(folder / WEIGHTS_FILE), metadata={"format": "pt"})
-    _write_json(folder / CONFIG_FILE, config)
 
 
 def _write_json(file: Path, content: dict[str, Any]) -> None:
@@ -421,36 +376,38 @@ def write_folder_atomic(
     folder = folder.resolve()
     fresh, old = (folder.with_name(f".{folder.name}.{end}") for end in ("new", "old"))
     try:
-        _remove_leftovers(folder, fresh, old)
+        # A killed write leaves either.
+        shutil.rmtree(fresh, ignore_errors=True)
+        if old.exists() and not folder.exists():
+            old.rename(folder)
+        shutil.rmtree(old, ignore_errors=True)
         if not is_replaceable(folder, ours):
             raise UserError(f"{folder}: contains something other than a saved {kind}; not replaced")
         make_folder(fresh)
         fill(fresh)
         _write_json(fresh / NOTE_FILE, note)
         _sync_files(fresh)
-        _replace_folder(folder, fresh, old)
+        if folder.exists():
+            folder.rename(old)
+        try:
+            rename(fresh, folder)
+        except OSError:
+            if old.exists():
+                old.rename(folder)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{folder}: the {kind} could not be saved ({error})") from None
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _remove_leftovers(folder: Path, fresh: Path, old: Path) -> None:
-    """Clean up after a killed write."""
-    shutil.rmtree(fresh, ignore_errors=True)
-    if old.exists() and not folder.exists():
-        old.rename(folder)
-    shutil.rmtree(old, ignore_errors=True)
-
-
 def is_replaceable(folder: Path, ours: Callable[[dict[str, Any]], bool] = bool) -> bool:
     """Return whether a folder can be replaced without losing anything."""
-    if not folder.exists():
-        return True
     if not folder.is_dir():
-        return False
+        return not folder.exists()
     # Folders of routes may remain where damaged files were removed.
-    return not any(not path.is_dir() for path in folder.rglob("*")) or ours(read_note(folder))
+    return all(path.is_dir() for path in folder.rglob("*")) or ours(read_note(folder))
 
 
 def read_note(folder: Path) -> dict[str, Any]:
@@ -474,18 +431,3 @@ def _sync_files(folder: Path) -> None:
         path.chmod(mode)
         with path.open("rb") as file:
             os.fsync(file.fileno())
-
-
-def _replace_folder(folder: Path, fresh: Path, old: Path) -> None:
-    if not folder.exists():
-        rename(fresh, folder)
-        return
-    # POSIX cannot swap folders; after a kill between the renames `_remove_leftovers` restores
-    # `old`.
-    folder.rename(old)
-    try:
-        rename(fresh, folder)
-    except OSError:
-        old.rename(folder)
-        raise
-    shutil.rmtree(old, ignore_errors=True)

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from swarm.errors import UserError
@@ -39,14 +39,34 @@ def divide_modules(modules: Sequence[str], kind: GroupKind) -> tuple[list[str], 
     Raises:
         UserError: Layers are divided, and a module's name has no layer number.
     """
+    ordered = sorted(modules, key=_natural_sort_key)
     if kind in ("global", AUTO):
-        return [ALL_MODULES], dict.fromkeys(modules, 0)
-    ordered, group = _DIVIDERS[str(kind)](modules)
-    group_names = {module: group(module) for module in modules}
-    names = [name for name in ordered if name in group_names.values()]
-    numbers = {name: number for number, name in enumerate(names)}
-    group_indices = {module: numbers[name] for module, name in group_names.items()}
-    return (names if len(names) > 1 else [ALL_MODULES]), group_indices
+        group_of = dict.fromkeys(ordered, ALL_MODULES)
+    elif kind == "attention_mlp":
+        # `self_attn.q_proj` of Llama, Gemma and Qwen2, `attention.query_key_value` of GPT-NeoX.
+        group_of = {m: "attention" if re.search("attn|attention", m) else "mlp" for m in ordered}
+        ordered.sort(key=group_of.__getitem__)
+    elif kind == "kind":
+        group_of = {module: module.rpartition(".")[2] for module in ordered}
+    elif kind == "per_module":
+        group_of = _unique_labels(ordered)
+    else:
+        layers = {m: number for m in ordered if (number := _layer_number(m)) is not None}
+        if unnumbered := [module for module in ordered if module not in layers]:
+            raise UserError(
+                f"pool.groups={kind}: the name of the adapted module {unnumbered[0]} contains no "
+                "layer number; choose one of global, attention_mlp, kind, per_module"
+            )
+        names = {number: f"layer_{number}" for number in sorted(set(layers.values()))}
+        if kind == "thirds":
+            # By the centre of a layer's interval, so that two layers are the first and last third.
+            thirds = ("first", "middle", "last")
+            names = {n: thirds[3 * (2 * i + 1) // (2 * len(names))] for i, n in enumerate(names)}
+        ordered.sort(key=layers.__getitem__)
+        group_of = {module: names[number] for module, number in layers.items()}
+    indices = {name: i for i, name in enumerate(dict.fromkeys(group_of[m] for m in ordered))}
+    names_in_order = list(indices) if len(indices) > 1 else [ALL_MODULES]
+    return names_in_order, {module: indices[group_of[module]] for module in modules}
 
 
 def route_group_names(routes: Sequence[str], groups: Sequence[str]) -> list[str]:
@@ -61,66 +81,16 @@ def route_group_names(routes: Sequence[str], groups: Sequence[str]) -> list[str]
     return [f"{route}{ROUTE_SEPARATOR}{group}" for route in routes for group in groups]
 
 
-GroupDivision = tuple[list[str], Callable[[str], str]]
-"""Names of groups in order, possibly including empty ones, and a module's group."""
-
-
-def _divide_attention_mlp(modules: Sequence[str]) -> GroupDivision:
-    """`self_attn.q_proj` of Llama, Gemma and Qwen2, `attention.query_key_value` of GPT-NeoX."""
-
-    def group_of(module: str) -> str:
-        return "attention" if re.search("attn|attention", module) else "mlp"
-
-    return ["attention", "mlp"], group_of
-
-
-def _divide_by_kind(modules: Sequence[str]) -> GroupDivision:
-    def group_of(module: str) -> str:
-        return module.rpartition(".")[2]
-
-    return list(dict.fromkeys(map(group_of, sorted(modules, key=_natural_sort_key)))), group_of
-
-
-def _divide_per_layer(modules: Sequence[str]) -> GroupDivision:
-    layer = {module: _require_layer_number(module, "per_layer") for module in modules}
-    names = [f"layer_{number}" for number in sorted(set(layer.values()))]
-    return names, lambda module: f"layer_{layer[module]}"
-
-
-def _divide_thirds(modules: Sequence[str]) -> GroupDivision:
-    layer = {module: _require_layer_number(module, "thirds") for module in modules}
-    numbers = sorted(set(layer.values()))
-    names = ["first", "middle", "last"]
-    # By the centre of a layer's interval, so that two layers are the first and the last third.
-    third = {n: names[3 * (2 * i + 1) // (2 * len(numbers))] for i, n in enumerate(numbers)}
-    return names, lambda module: third[layer[module]]
-
-
-def _divide_per_module(modules: Sequence[str]) -> GroupDivision:
-    ordered = sorted(modules, key=_natural_sort_key)
-    labels = {module: _module_label(module, 1) for module in ordered}
-    for parts in range(2, 2 + max(module.count(".") for module in ordered)):
+def _unique_labels(modules: Sequence[str]) -> dict[str, str]:
+    """Label each module with its layer, if any, and as few last parts as make it unique."""
+    labels = dict.fromkeys(modules, "")
+    for parts in range(1, 2 + max(module.count(".") for module in modules)):
         count = Counter(labels.values())
-        labels = {
-            m: _module_label(m, parts) if count[name] > 1 else name for m, name in labels.items()
-        }
-    return list(labels.values()), labels.__getitem__
-
-
-_DIVIDERS: dict[str, Callable[[Sequence[str]], GroupDivision]] = {
-    "attention_mlp": _divide_attention_mlp,
-    "kind": _divide_by_kind,
-    "thirds": _divide_thirds,
-    "per_layer": _divide_per_layer,
-    "per_module": _divide_per_module,
-}
-
-
-def _module_label(module: str, parts: int) -> str:
-    """Return the layer, if any, and the last parts of a module's name."""
-    end = ".".join(module.split(".")[-parts:])
-    number = _layer_number(module)
-    return end if number is None else f"layer {number} {end}"
+        for module, label in labels.items():
+            if count[label] > 1 or not label:
+                number, end = _layer_number(module), ".".join(module.split(".")[-parts:])
+                labels[module] = end if number is None else f"layer {number} {end}"
+    return labels
 
 
 def _natural_sort_key(module: str) -> list[tuple[bool, int, str]]:
@@ -133,13 +103,3 @@ def _layer_number(module: str) -> int | None:
     """Return the number of a module's layer: the first number in its name."""
     found = re.search(r"(?:^|\.)(\d+)(?:\.|$)", module)
     return None if found is None else int(found[1])
-
-
-def _require_layer_number(module: str, kind: str) -> int:
-    number = _layer_number(module)
-    if number is None:
-        raise UserError(
-            f"pool.groups={kind}: the name of the adapted module {module} contains no layer "
-            "number; choose one of global, attention_mlp, kind, per_module"
-        )
-    return number

@@ -27,15 +27,15 @@ from pathlib import Path
 
 import numpy as np
 
-from swarm._util.files import conf_folder, find_path, name_fault, read_yaml
+from swarm._util.files import conf_folder, find_path, read_yaml
 from swarm._util.terminal import format_table
 from swarm.errors import UserError
 from swarm.merging.lora_math import gram_matrix
 from swarm.pool.adapter import CONFIG_FILE, Adapter, read_adapter
 from swarm.pool.discovery import (
     check_compatible,
+    find_adapters,
     find_equal_experts,
-    find_incomplete_part,
     is_missing_folder,
 )
 
@@ -99,12 +99,11 @@ class PoolInspection:
     @property
     def fault(self) -> str:
         """Return why a search would not accept the folder as it is; empty if it would."""
-        refused = [one.name for one in self.experts if one.reason]
+        refused = sum(bool(one.reason) for one in self.experts)
         if refused:
-            return f"it refuses {len(refused)} of {len(self.experts)} adapters"
-        if len(self.used) < 2:
-            return f"a pool needs at least two experts, and there are {len(self.used)}"
-        return ""
+            return f"it refuses {refused} of {len(self.experts)} adapters"
+        few = len(self.used) < 2
+        return f"a pool needs at least two experts, and there are {len(self.used)}" if few else ""
 
     def to_json(self) -> str:
         """Return all fields, `fault` and `ok` as a JSON object; numbers are not rounded."""
@@ -123,100 +122,62 @@ def inspect_folder(folder: str | Path, base: str | None = None) -> PoolInspectio
         UserError: The folder does not exist, or is itself an adapter.
     """
     path = find_path(folder)
-    if not path.is_dir():
-        raise UserError(f"pool.folder: no such folder {path}")
     if (path / CONFIG_FILE).is_file():
         raise UserError(f"{path} is one adapter; give the folder that contains the adapters")
-    experts: dict[str, InspectedExpert] = {}
-    readable: list[Adapter] = []
-    others: dict[str, str] = {}
-    for subfolder in sorted(one for one in path.iterdir() if not one.name.startswith(".")):
-        wrong = find_incomplete_part(subfolder)
-        if not wrong and not (subfolder / CONFIG_FILE).is_file():
-            if subfolder.is_dir():
-                others[subfolder.name] = _describe_other(subfolder)
+    experts = {
+        name: InspectedExpert(name, reason=wrong) for name, wrong in find_adapters(path).items()
+    }
+    others = {}
+    for other in sorted(path.iterdir()):
+        if other.is_dir() and other.name not in experts and not other.name.startswith("."):
+            others[other.name] = f"has no {CONFIG_FILE}"
+            for deeper in sorted(other.glob(f"*/{CONFIG_FILE}"))[-1:]:
+                others[other.name] += f"; an adapter is one level deeper, in {deeper.parent.name}"
+    readable = {}
+    for name, one in experts.items():
+        if one.reason:
             continue
-        experts[subfolder.name] = one = InspectedExpert(subfolder.name)
         try:
-            if fault := wrong or name_fault(subfolder.name):
-                raise UserError(f"{subfolder}: {fault if wrong else 'its name ' + fault}")
-            adapter = read_adapter(subfolder)
-            _fill_facts(one, adapter)
-            readable.append(adapter)
+            adapter = readable[name] = read_adapter(path / name)
         except UserError as error:
-            one.reason = _shorten(error, subfolder)
+            one.reason = str(error).removeprefix(f"{path / name}: ")
+            continue
+        one.base = adapter.base_model
+        one.ranks = sorted({rank for _, _, rank in adapter.shapes.values()})
+        one.scales = sorted(set(adapter.scalings.values()))
+        one.targets = dict(Counter(module.rpartition(".")[2] for module in adapter.shapes))
     # A folder that is not here names no model, as in a search.
-    named = Counter(
-        one.base_model
-        for one in readable
-        if one.base_model and not is_missing_folder(one.base_model)
-    )
-    wanted = base or next(iter(max(named.items(), key=lambda item: item[1], default=())), None)
-    used = _accept(readable, str(wanted) if wanted else None, experts)
-    cosines = _compare(used, experts)
-    equal = find_equal_experts(used)
-    return PoolInspection(
-        str(folder),
-        str(wanted) if wanted else None,
-        list(experts.values()),
-        [one.name for one in used],
-        cosines.tolist(),
-        equal,
-        _find_near(used, cosines, equal),
-        others,
-    )
-
-
-def _describe_other(subfolder: Path) -> str:
-    deeper = sorted(subfolder.glob(f"*/{CONFIG_FILE}"))
-    if deeper:
-        return f"has no {CONFIG_FILE}; an adapter is one level deeper, in {deeper[-1].parent.name}"
-    return f"has no {CONFIG_FILE}"
-
-
-def _fill_facts(one: InspectedExpert, adapter: Adapter) -> None:
-    one.base = adapter.base_model
-    one.ranks = sorted({rank for _, _, rank in adapter.shapes.values()})
-    one.scales = sorted(set(adapter.scalings.values()))
-    one.targets = dict(Counter(module.rpartition(".")[2] for module in adapter.shapes))
-
-
-def _shorten(error: UserError, folder: Path) -> str:
-    """Return the message without the folder, which the table names."""
-    return str(error).removeprefix("pool.folder: ").removeprefix(f"{folder}: ")
-
-
-def _accept(
-    readable: Sequence[Adapter], base: str | None, experts: dict[str, InspectedExpert]
-) -> list[Adapter]:
-    """Return the adapters that can be combined, in order; the others get a reason."""
+    bases = [one.base_model for one in readable.values() if one.base_model]
+    named = Counter(one for one in bases if not is_missing_folder(one))
+    wanted = base or next((one for one, _ in named.most_common(1)), None)
     used: list[Adapter] = []
-    for adapter in readable:
+    for name, adapter in readable.items():
         try:
             for module in adapter.shapes:
                 adapter.load_factors(module)  # raises if a weight is not finite
-            check_compatible([*used, adapter], base)
+            check_compatible([*used, adapter], wanted)
             used.append(adapter)
         except UserError as error:
-            experts[adapter.name].reason = _shorten(error, adapter.folder)
-    return used
-
-
-def _compare(used: Sequence[Adapter], experts: dict[str, InspectedExpert]) -> np.ndarray:
-    """Set norms and nearest experts; return the cosines [K, K], 0 where an update is zero."""
+            experts[name].reason = str(error).removeprefix(f"{adapter.folder}: ")
+    names = [one.name for one in used]
     gram = update_gram(used)
     norms = np.sqrt(np.maximum(gram.diagonal(), 0))
     products = np.outer(norms, norms)
+    # 0 where an update is zero.
     cosines = np.divide(gram, products, out=np.zeros_like(gram), where=products > 0).clip(-1, 1)
-    for row, adapter in enumerate(used):
-        one = experts[adapter.name]
-        one.norm = float(norms[row])
+    likeness = np.abs(cosines) - 2 * np.eye(len(used))
+    for row, name in enumerate(names):
+        experts[name].norm = float(norms[row])
         if len(used) > 1:
-            distance = np.abs(cosines[row])
-            distance[row] = -1
-            best = int(distance.argmax())
-            one.nearest, one.cosine = used[best].name, float(cosines[row, best])
-    return cosines
+            best = int(likeness[row].argmax())
+            experts[name].nearest, experts[name].cosine = names[best], float(cosines[row, best])
+    equal = find_equal_experts(used)
+    pairs = np.argwhere(np.triu(np.abs(cosines), 1) >= NEAR_COSINE).tolist()
+    near = [[names[i], names[j]] for i, j in pairs]
+    near = [pair for pair in near if not any(set(pair) <= set(group) for group in equal)]
+    return PoolInspection(
+        str(folder), wanted, list(experts.values()), names, cosines.tolist(), equal, near, others
+    )
 
 
 def update_gram(adapters: Sequence[Adapter]) -> np.ndarray:
@@ -232,15 +193,6 @@ def update_gram(adapters: Sequence[Adapter]) -> np.ndarray:
     return gram
 
 
-def _find_near(
-    used: Sequence[Adapter], cosines: np.ndarray, equal: Sequence[Sequence[str]]
-) -> list[list[str]]:
-    names = [one.name for one in used]
-    pairs = zip(*np.where(np.triu(np.abs(cosines), 1) >= NEAR_COSINE), strict=True)
-    found = [[names[i], names[j]] for i, j in pairs]
-    return [pair for pair in found if not any(set(pair) <= set(group) for group in equal)]
-
-
 def format_inspection(found: PoolInspection, matrix: bool = False) -> str:
     """Format the result for a terminal: the table, then what needs attention, then the verdict.
 
@@ -248,7 +200,9 @@ def format_inspection(found: PoolInspection, matrix: bool = False) -> str:
         found: The result.
         matrix: Whether to add the matrix of cosines.
     """
-    lines = _format_experts(found)
+    base, header, rows = table_of_experts(found)
+    lines = [f"base model: {base}", ""] if base and rows else []
+    lines += format_table(header, rows) if rows else []
     if matrix and found.used:
         table = [
             [name, *(f"{value:.3f}" for value in row)]
@@ -260,62 +214,44 @@ def format_inspection(found: PoolInspection, matrix: bool = False) -> str:
     words = ["python", "-m", "swarm.search", f"pool.folder={found.folder}"]
     if found.fault:
         words.append(f"pool.experts=[{','.join(found.used)}]")
+        lines.append(f"A search would not take this folder: {found.fault}.")
     if found.base and found.base != read_yaml(conf_folder() / "model" / "smollm2.yaml")["path"]:
         words += ["model=local", f"model.path={found.base}"]
-    if found.fault:
-        lines.append(f"A search would not take this folder: {found.fault}.")
     if len(found.used) > 1:
         lines.append(f"{len(found.used)} experts: {shlex.join(words)}")
     return "\n".join(lines)
 
 
-def _format_experts(found: PoolInspection) -> list[str]:
-    """Return the base model if all share it, and the table; nothing without an adapter."""
-    base, header, rows = table_of_experts(found)
-    return [*([f"base model: {base}", ""] if base else []), *format_table(header, rows)] * bool(
-        rows
-    )
-
-
 def table_of_experts(found: PoolInspection) -> tuple[str, list[str], list[list[str]]]:
     """Return the base model, empty if it is a column, the header and one row per adapter."""
+    bases = [one.base or "not named" for one in found.experts]
+    same = len(set(bases)) == 1
     header = ["adapter", "rank", "scale", "modules", "norm", "nearest (cosine)", "search"]
-    rows = [_table_row(one) for one in found.experts]
-    bases = [one.base for one in found.experts]
-    if len(set(bases)) == 1:
-        return bases[0] or "not named", header, rows
-    header.insert(4, "base")
-    for row, base in zip(rows, bases, strict=True):
-        row.insert(4, _shorten_base(base))
-    return "", header, rows
-
-
-def _table_row(one: InspectedExpert) -> list[str]:
-    targets = ", ".join(f"{name} x{count}" for name, count in sorted(one.targets.items()))
-    nearest = "" if one.cosine is None else f"{one.nearest} ({one.cosine:.3f})"
-    norm = "" if one.norm is None else f"{one.norm:.4g}"
-    return [
-        one.name,
-        _format_values(one.ranks),
-        _format_values(one.scales),
-        targets,
-        norm,
-        nearest,
-        "refuses it" if one.reason else "uses it",
-    ]
+    rows = []
+    for one in found.experts:
+        targets = ", ".join(f"{name} x{count}" for name, count in sorted(one.targets.items()))
+        rows.append(
+            [
+                one.name,
+                _format_values(one.ranks),
+                _format_values(one.scales),
+                targets,
+                "" if one.norm is None else f"{one.norm:.4g}",
+                "" if one.cosine is None else f"{one.nearest} ({one.cosine:.3f})",
+                "refuses it" if one.reason else "uses it",
+            ]
+        )
+    if not same:
+        for row, base in zip([header, *rows], ["base", *bases], strict=True):
+            # The last parts of a long name identify a folder.
+            row.insert(4, base if len(base) <= 36 else f"...{base[-33:]}")
+    return bases[0] if same else "", header, rows
 
 
 def _format_values(values: Sequence[float]) -> str:
     if len(values) > 3:
         return f"{values[0]:g} to {values[-1]:g}"
     return ", ".join(f"{value:.4g}" for value in values)
-
-
-def _shorten_base(base: str | None, width: int = 36) -> str:
-    """Return the end of a long name: its last parts identify a folder."""
-    if base is None:
-        return "not named"
-    return base if len(base) <= width else f"...{base[3 - width :]}"
 
 
 def list_remarks(found: PoolInspection) -> list[str]:
@@ -330,13 +266,15 @@ def list_remarks(found: PoolInspection) -> list[str]:
         f"nearly equal: {first} and {second}, |cosine| of {NEAR_COSINE} or more"
         for first, second in found.near
     ]
-    zero = [one.name for one in found.experts if one.norm is not None and math.isclose(one.norm, 0)]
-    remarks += [f"zero: {name} changes nothing, as in an untrained adapter" for name in zero]
-    norms = [one.norm for one in found.experts if one.norm]
-    median = statistics.median(norms) if len(norms) > 2 else math.inf
-    return remarks + [
-        f"huge: the update of {one.name} is {one.norm / median:.0f} times as large as the median; "
-        "if it does not work alone either, leave it out by pool.experts"
-        for one in found.experts
-        if one.norm and one.norm >= HUGE_RATIO * median
-    ]
+    norms = {one.name: one.norm for one in found.experts if one.norm is not None}
+    positive = [norm for norm in norms.values() if norm]
+    median = statistics.median(positive) if len(positive) > 2 else math.inf
+    for name, norm in norms.items():
+        if math.isclose(norm, 0):
+            remarks.append(f"zero: {name} changes nothing, as in an untrained adapter")
+        elif norm >= HUGE_RATIO * median:
+            remarks.append(
+                f"huge: the update of {name} is {norm / median:.0f} times as large as the median; "
+                "if it does not work alone either, leave it out by pool.experts"
+            )
+    return remarks

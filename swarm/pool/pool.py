@@ -29,13 +29,11 @@ from swarm.pool.adapter import (
     Adapter,
     PoolRow,
     read_adapter,
-    write_adapter,
-    write_routed_adapter,
+    write_adapters,
 )
 from swarm.pool.discovery import (
     NamedModel,
     check_compatible,
-    check_row_names,
     combined_config,
     find_equal_experts,
     find_experts,
@@ -75,6 +73,7 @@ class ExpertPool:
         saves_personal_bests: Whether personal bests are saved as the global one is, not as notes.
         groups: Names of the module groups with separate coefficients; a single group is "all".
         router: Routes prompts to parts of a position; `None` for a single route.
+        routed: Whether the pool has several routes by its settings, not by its prompts.
     """
 
     names: list[str]
@@ -83,11 +82,7 @@ class ExpertPool:
     saves_personal_bests = True
     groups: Sequence[str] = ("all",)
     router: PromptRouter | None = None
-
-    @property
-    def routed(self) -> bool:
-        """Whether the pool has several routes by its settings, not by its prompts."""
-        return False
+    routed: bool = False
 
     @property
     def routes(self) -> int:
@@ -189,25 +184,21 @@ class Pool(ExpertPool):
         self.folder = find_path(folder)
         self.experts = None if experts is None else list(experts)
         self.space, self.export_rank, self.division = space, export_rank, groups
-        self._base_check = base
-        self.router: PromptRouter | None = None
-        self._routes: int | str | None = None
-        if isinstance(routes, Mapping):
-            self.router = read_router(routes)
-        else:
-            self._routes = routes
+        self._base_check, self._elites, self._elite_count = base, elites, elite_count
         self._extra = ExtraRows(
             base_row, noise_rows, noise_scale, noise_seed, list(recipes), density, sparse_rows
         )
-        self._elites, self._elite_count = elites, elite_count
+        given = isinstance(routes, Mapping)
+        self.router = read_router(routes) if isinstance(routes, Mapping) else None
+        self._routes: int | str | None = None if given else routes  # type: ignore[assignment]
+        self.routed = self._routes not in (AUTO, 1)
         self.names: list[str] = []
         self.groups: Sequence[str] = [ALL_MODULES]
         self.modules: dict[str, tuple[int, int, int]] = {}
-        self.rank = 0
+        self.rank = self.expert_count = 0
         self._rows: list[PoolRow] = []
         self._group_of: dict[str, int] = {}
         self._files: list[Adapter] = []
-        self.expert_count = 0
         self._base_name: str | None = None
 
     @property
@@ -249,15 +240,9 @@ class Pool(ExpertPool):
         Raises:
             UserError: They cannot be divided into the given number of routes.
         """
-        if self._routes == AUTO and not routed:
-            self.router = None
-        elif self._routes is not None:
-            self.router = fit_router(prompts, self._routes) if self._routes != 1 else None
-
-    @property
-    def routed(self) -> bool:
-        """Whether the pool has several routes by its settings, not by its prompts."""
-        return self._routes not in (AUTO, 1)
+        if self._routes is not None:
+            divided = routed or self._routes != AUTO
+            self.router = fit_router(prompts, self._routes) if divided else None
 
     @property
     def resolved_settings(self) -> dict[str, Any]:
@@ -291,24 +276,32 @@ class Pool(ExpertPool):
             )
         names = find_experts(self.folder, self.experts)
         experts = [read_adapter(self.folder / name) for name in names]
-        elites = self._elites and load_elites(find_path(self._elites), self._elite_count, names)
-        self._files, self.expert_count = [*experts, *(elites or ())], len(experts)
+        elites: list[Adapter] = []
+        if self._elites:
+            elites = load_elites(find_path(self._elites), self._elite_count, names)
+        self._files, self.expert_count = [*experts, *elites], len(experts)
         shapes = check_compatible(self._files, base, self._base_check)
         before = self._extra.before_elites(experts)
         after = self._extra.after_elites(experts, self.space)
-        self._rows = [*experts, *before, *(elites or ()), *after]
+        self._rows = [*experts, *before, *elites, *after]
         self.names = [row.name for row in self._rows]
-        check_row_names(self.folder, self.names)
+        for name in names:
+            if self.names.count(name) > 1:
+                raise UserError(
+                    f"{self.folder / name}: the pool's settings add an expert of the name "
+                    f"{name!r}; rename the folder, or omit it from pool.experts"
+                )
         ranks = {
             name: [row.shapes[name][2] for row in self._rows if name in row.shapes]
             for name in sorted(shapes)
         }
-        self.rank = max(rank for found in ranks.values() for rank in found)
-        if self.space == "delta":
-            self.rank = max(map(sum, ranks.values()))
+        # Factors are padded to a common rank; concatenated, a module's ranks add up.
+        widths = {name: sum(found) if self.space == "delta" else max(found)
+                  for name, found in ranks.items()}  # fmt: skip
+        self.rank = max(widths.values())
         self.modules = {
-            name: (*shapes[name], sum(found) if self.space == "delta" else self.rank)
-            for name, found in ranks.items()
+            name: (*shapes[name], width if self.space == "delta" else self.rank)
+            for name, width in widths.items()
         }
         groups, self._group_of = divide_modules(list(self.modules), self.division)
         self.groups = route_group_names(self.router.names if self.router else (), groups)
@@ -345,11 +338,11 @@ class Pool(ExpertPool):
         import torch
 
         self._require_open()
-        start, count = self._group_of[module] * len(self._rows), len(self._rows)
-        places = torch.arange(start, start + count)
+        count = len(self._rows)
+        places = torch.arange(count) + self._group_of[module] * count
         if self.space == "factor":
             pairs = [self._combine_group(module, row) for row in torch.eye(count).tolist()]
-            a, b = (torch.stack([pair[side].float() for pair in pairs]) for side in (0, 1))
+            a, b = (torch.stack([one.float() for one in side]) for side in zip(*pairs, strict=True))
             return a, b, places
         ranks = [row.shapes[module][2] if module in row.shapes else 0 for row in self._rows]
         a, b = self._combine_group(module, [1.0] * count)
@@ -403,26 +396,21 @@ class Pool(ExpertPool):
 
     def _to_vector(self, coefficients: Coefficients) -> list[float]:
         self._require_open()
+        names, groups = self.names, len(self.groups)
         if isinstance(coefficients, Mapping):
-            if unknown := [name for name in coefficients if name not in self.names]:
+            if unknown := [name for name in coefficients if name not in names]:
                 raise UserError(
-                    f"{self.folder}: no expert {unknown[0]!r}; it contains: "
-                    + ", ".join(self.names)
+                    f"{self.folder}: no expert {unknown[0]!r}; it contains: {', '.join(names)}"
                 )
-            row = [coefficients.get(name, 0.0) for name in self.names]
-            coefficients = row * len(self.groups)
-        if isinstance(coefficients, str):
+            coefficients = [coefficients.get(name, 0.0) for name in names] * groups
+        given = [] if isinstance(coefficients, str) else coefficients
+        vector = [float(value) for value in given]
+        if len(vector) != len(names) * groups or not all(map(math.isfinite, vector)):
+            each = f"one an expert in each of {groups} groups" if groups > 1 else "one an expert"
             raise UserError(
-                f"{coefficients}: must be a dict by expert name, or a list of all coefficients"
+                f"{self.folder}: a position needs {len(names) * groups} finite coefficients, "
+                f"{each}, or a dict by expert name, not {coefficients}"
             )
-        vector = [float(value) for value in coefficients]
-        count = len(self.names) * len(self.groups)
-        if len(vector) != count or not all(map(math.isfinite, vector)):
-            each = "one an expert"
-            if len(self.groups) > 1:
-                each += f" in each of {len(self.groups)} groups"
-            expected = f"{count} finite coefficients, {each}"
-            raise UserError(f"{self.folder}: a position needs {expected}, not {vector}")
         return vector
 
     def save(
@@ -441,43 +429,30 @@ class Pool(ExpertPool):
         folder, vector = Path(folder), self._to_vector(coefficients)
         if any(folder.resolve() == one.folder.resolve() for one in self._files):
             raise UserError(f"{folder}: an expert of the pool, which is not overwritten")
-        note = {"experts": self.names, "coefficients": vector, "space": self.space}
+        note = {**(extra or {}), "experts": self.names, "coefficients": vector, "space": self.space}
         if len(self.groups) > 1:
             note["groups"] = self.groups
-        note = {**(extra or {}), **note}
         parts = self.split_routes(vector)
         owners = [parts.index(part) for part in parts]
-        if self.router is None or not any(owners):
-            config, weights, facts = self._export_adapter(parts[0])
-            write_adapter(folder, config, weights, {**note, **facts})
-            return
         adapters, errors = [], []
         for owner in sorted(set(owners)):
-            config, weights, facts = self._export_adapter(parts[owner])
+            mixed = self._combine_modules(parts[owner])
+            if self.space == "delta":
+                pairs, rank, error = lora_math.compress_modules(mixed, self.export_rank)
+                errors.append(error)
+            else:
+                pairs, rank = {name: (a.float(), b.float()) for name, (a, b) in mixed}, self.rank
+            weights = {
+                f"base_model.model.{module}.lora_{side}.weight": weight
+                for module, pair in pairs.items()
+                for side, weight in zip("AB", pair, strict=True)
+            }
+            config = combined_config(self._files, list(self.modules), rank, self._base_name)
             adapters.append((config, weights))
-            errors.append(facts.get("reconstruction_error", {}))
-        worst = max(errors, key=lambda error: error.get("overall", 0.0))
-        facts = {"reconstruction_error": worst} if worst else {}
-        write_routed_adapter(folder, self.router.merge(owners), adapters, {**note, **facts})
-
-    def _export_adapter(
-        self, vector: list[float]
-    ) -> tuple[dict[str, Any], dict[str, "Tensor"], dict[str, Any]]:
-        """Return configuration and weights of the adapter at [G * K], and facts for the note."""
-        mixed = self._combine_modules(vector)
-        facts: dict[str, Any] = {}
-        if self.space == "delta":
-            pairs, rank, errors = lora_math.compress_modules(mixed, self.export_rank)
-            facts["reconstruction_error"] = errors
-        else:
-            pairs, rank = {name: (a.float(), b.float()) for name, (a, b) in mixed}, self.rank
-        weights = {
-            f"base_model.model.{module}.lora_{side}.weight": weight
-            for module, pair in pairs.items()
-            for side, weight in zip("AB", pair, strict=True)
-        }
-        config = combined_config(self._files, list(self.modules), rank, self._base_name)
-        return config, weights, facts
+        if errors:
+            note["reconstruction_error"] = max(errors, key=lambda error: error["overall"])
+        router = self.router.merge(owners) if self.router and len(adapters) > 1 else None
+        write_adapters(folder, adapters, note, router)
 
     def fingerprint(self) -> str:
         """Return 16 hexadecimal digits of the rows' names, order, scaling and all weights.
@@ -497,14 +472,14 @@ class Pool(ExpertPool):
 
     def parts(self) -> dict[str, list[Path]]:
         """Return the files of the open pool, by sub-folder as in `with_folder`."""
-        names = [one.name for one in self._files[: self.expert_count]]
-        names += [
-            "/".join((ELITES_FOLDER, *one.folder.parts[-2:])) for one in self._files[len(names) :]
-        ]
-        return {
-            label: [one.folder / name for name in ADAPTER_FILES if (one.folder / name).is_file()]
-            for label, one in zip(names, self._files, strict=True)
-        }
+        found = {}
+        for number, one in enumerate(self._files):
+            files = [one.folder / name for name in ADAPTER_FILES]
+            label = one.name
+            if number >= self.expert_count:
+                label = "/".join((ELITES_FOLDER, *one.folder.parts[-2:]))
+            found[label] = [file for file in files if file.is_file()]
+        return found
 
     def with_folder(self, folder: Path) -> "Pool":
         """Return the same pool, closed, with its parts below `folder`."""

@@ -8,13 +8,15 @@ have separate coefficients while all share one base and one pool.
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field, FiniteFloat, StringConstraints, TypeAdapter, ValidationError
 
 from swarm._util.files import short_digest
+from swarm._util.settings import Count
 from swarm.errors import UserError
 
 AUTO = "auto"
@@ -31,7 +33,7 @@ above .7 (benchmarks/notes/decisions.md).
 MIN_SHARE = 0.03
 """Smallest share of the prompts that contain a word that counts, and that form a route."""
 
-LEAST_WORDS, LEAST_PROMPTS = 2, 2
+LEAST_PROMPTS = 2
 """Least number of prompts that contain a word that counts, and that form a route."""
 
 WORD_PATTERN = re.compile(r"[^\W\d_]{2,}")
@@ -41,6 +43,8 @@ MAX_NAME = 24
 
 NO_WORDS = "other"
 """Name of the route of prompts without any word that counts."""
+
+RouteName = Annotated[str, StringConstraints(pattern=r"^\w{1,40}$")]
 
 
 @dataclass(frozen=True)
@@ -56,15 +60,15 @@ class PromptRouter:
         routes: [C], the route of each centroid; several may share one.
     """
 
-    words: tuple[str, ...]
-    weights: tuple[float, ...]
-    centroids: tuple[tuple[float, ...], ...]
-    names: tuple[str, ...]
-    routes: tuple[int, ...]
+    words: list[str]
+    weights: list[FiniteFloat]
+    centroids: list[list[FiniteFloat]]
+    names: Annotated[list[RouteName], Field(min_length=2)]
+    routes: list[Count]
 
     def assign(self, texts: Sequence[str]) -> np.ndarray:
         """Return the route of each of T prompts, [T]."""
-        vectors = _embed_prompts(texts, self._columns, self._scale)
+        vectors = _embed_prompts(texts, self.words, self.weights)
         return np.array(self.routes)[(vectors @ self._directions.T).argmax(axis=1)]
 
     def merge(self, owners: Sequence[int]) -> "PromptRouter":
@@ -74,23 +78,13 @@ class PromptRouter:
             owners: [R], the first route of each route's union; at least two differ.
         """
         kept = sorted(set(owners))
-        routes = tuple(kept.index(owners[route]) for route in self.routes)
-        return replace(self, names=tuple(self.names[one] for one in kept), routes=routes)
+        routes = [kept.index(owners[route]) for route in self.routes]
+        return replace(self, names=[self.names[one] for one in kept], routes=routes)
 
     def split(self, texts: Sequence[str]) -> dict[int, list[int]]:
         """Return the indices of the prompts on each route that has any, by route."""
-        found: dict[int, list[int]] = {}
-        for index, route in enumerate(self.assign(texts).tolist()):
-            found.setdefault(route, []).append(index)
-        return dict(sorted(found.items()))
-
-    @cached_property
-    def _columns(self) -> dict[str, int]:
-        return {word: column for column, word in enumerate(self.words)}
-
-    @cached_property
-    def _scale(self) -> np.ndarray:
-        return np.array(self.weights)
+        assigned = self.assign(texts)
+        return {int(r): np.flatnonzero(assigned == r).tolist() for r in np.unique(assigned)}
 
     @cached_property
     def _directions(self) -> np.ndarray:
@@ -98,13 +92,7 @@ class PromptRouter:
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values; see `read_router`."""
-        return {
-            "names": list(self.names),
-            "words": list(self.words),
-            "weights": list(self.weights),
-            "centroids": [list(row) for row in self.centroids],
-            "routes": list(self.routes),
-        }
+        return asdict(self)
 
     def digest(self) -> str:
         """Return 16 hexadecimal digits that change with the router."""
@@ -118,25 +106,16 @@ def read_router(values: Mapping[str, Any]) -> PromptRouter:
         UserError: The values are not those of a router.
     """
     try:
-        router = PromptRouter(
-            tuple(map(str, values["words"])),
-            tuple(map(float, values["weights"])),
-            tuple(tuple(map(float, row)) for row in values["centroids"]),
-            tuple(map(str, values["names"])),
-            tuple(map(int, values["routes"])),
-        )
-        width = len(router.words) + 1
-        fits = len(router.weights) == width - 1 and len(router.names) > 1
-        fits = fits and len(router.routes) == len(router.centroids)
-        fits = fits and set(router.routes) == set(range(len(router.names)))
-        safe = all(re.fullmatch(r"\w{1,40}", name) for name in router.names)
-        safe = safe and len(set(router.names)) == len(router.names)
-        safe = safe and bool(np.isfinite([*router.weights, *sum(router.centroids, ())]).all())
-        if not fits or not safe or any(len(row) != width for row in router.centroids):
-            raise ValueError
-    except (KeyError, TypeError, ValueError):
-        raise UserError("pool.routes: not a router as a search writes it; use auto or 1") from None
-    return router
+        router = TypeAdapter(PromptRouter).validate_python(values)
+    except ValidationError:
+        router = None
+    if router:
+        width, count = len(router.words) + 1, len(router.names)
+        fits = len(router.weights) == width - 1 and len(router.routes) == len(router.centroids)
+        fits = fits and all(len(row) == width for row in router.centroids)
+        if fits and len({*router.names}) == count and {*router.routes} == {*range(count)}:
+            return router
+    raise UserError("pool.routes: not a router as a search writes it; use auto or 1")
 
 
 def fit_router(texts: Sequence[str], routes: int | str = AUTO) -> PromptRouter | None:
@@ -158,56 +137,54 @@ def fit_router(texts: Sequence[str], routes: int | str = AUTO) -> PromptRouter |
     """
     if routes == 1:
         return None
-    vectors, words, weights = _fit_words(texts)
+    counts = Counter(word for text in texts for word in _words_of(text))
+    least = _least_prompts(len(texts))
+    words = sorted(word for word, count in counts.items() if least <= count < len(texts))
+    weights = [float(np.log(len(texts) / counts[word])) for word in words]
+    vectors = _embed_prompts(texts, words, weights)
     found = _divide(vectors, routes) if len(np.unique(vectors, axis=0)) > 1 else None
     if found is None and routes != AUTO:
         raise UserError(
             f"pool.routes={routes}: the words of {len(texts)} dev prompts do not divide them into "
-            f"{routes} kinds of {_least_prompts(len(texts))} or more; use fewer, or auto"
+            f"{routes} kinds of {least} or more; use fewer, or auto"
         )
     if found is None:
         return None
-    centroids = np.array([vectors[found == route].mean(axis=0) for route in range(found.max() + 1)])
-    rows = tuple(tuple(round(float(value), 4) for value in row) for row in centroids)
-    rounded = tuple(round(weight, 4) for weight in weights)
+    centroids = _cluster_means(vectors, found)
+    rows = [[round(value, 4) for value in row] for row in centroids.tolist()]
     names = _name_routes(centroids, words)
-    return PromptRouter(tuple(words), rounded, rows, names, tuple(range(len(names))))
-
-
-def _fit_words(texts: Sequence[str]) -> tuple[np.ndarray, list[str], list[float]]:
-    """Return unit vectors [D, W + 1] of D prompts, their words and the words' weights."""
-    counts = Counter(word for text in texts for word in _words_of(text))
-    least = max(LEAST_WORDS, round(MIN_SHARE * len(texts)))
-    words = sorted(word for word, count in counts.items() if least <= count < len(texts))
-    weights = [float(np.log(len(texts) / counts[word])) for word in words]
-    columns = {word: column for column, word in enumerate(words)}
-    return _embed_prompts(texts, columns, np.array(weights)), words, weights
+    rounded = [round(weight, 4) for weight in weights]
+    return PromptRouter(words, rounded, rows, names, list(range(len(names))))
 
 
 def _words_of(text: str) -> set[str]:
     return set(WORD_PATTERN.findall(text.lower()))
 
 
+def _least_prompts(count: int) -> int:
+    return max(LEAST_PROMPTS, round(MIN_SHARE * count))
+
+
 def _embed_prompts(
-    texts: Sequence[str], columns: Mapping[str, int], weights: np.ndarray
+    texts: Sequence[str], words: Sequence[str], weights: Sequence[float]
 ) -> np.ndarray:
     """Return unit vectors [T, W + 1]; the last number is 1 where no word counts."""
-    vectors = np.zeros((len(texts), len(columns) + 1))
+    columns = {word: column for column, word in enumerate(words)}
+    vectors, scale = np.zeros((len(texts), len(words) + 1)), np.array(weights)
     for row, text in enumerate(texts):
         known = [columns[word] for word in _words_of(text) if word in columns]
-        vectors[row, known] = weights[known] if known else 0.0
+        vectors[row, known] = scale[known] if known else 0.0
         vectors[row, -1] = not known
     return _normalize_rows(vectors)
 
 
 def _normalize_rows(vectors: np.ndarray) -> np.ndarray:
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    found: np.ndarray = vectors / np.where(lengths == 0, 1.0, lengths)
-    return found
+    return np.asarray(vectors / np.where(lengths == 0, 1.0, lengths))
 
 
-def _least_prompts(count: int) -> int:
-    return max(LEAST_PROMPTS, round(MIN_SHARE * count))
+def _cluster_means(vectors: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    return np.array([vectors[labels == one].mean(axis=0) for one in np.unique(labels)])
 
 
 def _divide(vectors: np.ndarray, routes: int | str) -> np.ndarray | None:
@@ -216,19 +193,17 @@ def _divide(vectors: np.ndarray, routes: int | str) -> np.ndarray | None:
 
     tree = linkage(vectors, "average", metric="cosine")
     distances = 1 - vectors @ vectors.T
-    best: tuple[float, np.ndarray] | None = None
+    candidates: list[tuple[float, np.ndarray]] = []
     # Small clusters join others, so a finer cut of the tree may have as many routes as asked for.
     for count in range(2, min(2 * MAX_ROUTES, len(vectors)) + 1):
         found = _merge_small(vectors, fcluster(tree, count, "maxclust"))
         number = int(found.max()) + 1
-        if number == 1 or number > MAX_ROUTES or routes not in (AUTO, number):
-            continue
-        quality = _silhouette(distances, found)
-        if best is None or quality > best[0]:
-            best = quality, found
-    if best is None or (routes == AUTO and best[0] < MIN_SILHOUETTE):
+        if 1 < number <= MAX_ROUTES and routes in (AUTO, number):
+            candidates.append((_silhouette(distances, found), found))
+    if not candidates:
         return None
-    return best[1]
+    quality, chosen = max(candidates, key=lambda one: one[0])
+    return None if routes == AUTO and quality < MIN_SILHOUETTE else chosen
 
 
 def _merge_small(vectors: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -239,7 +214,7 @@ def _merge_small(vectors: np.ndarray, labels: np.ndarray) -> np.ndarray:
         if len(kinds) == 1 or counts.min() >= _least_prompts(len(labels)):
             return np.unique(labels, return_inverse=True)[1]
         small = int(counts.argmin())
-        means = _normalize_rows(np.array([vectors[labels == kind].mean(axis=0) for kind in kinds]))
+        means = _normalize_rows(_cluster_means(vectors, labels))
         likeness = means @ means[small]
         likeness[small] = -np.inf
         labels[labels == kinds[small]] = kinds[int(likeness.argmax())]
@@ -261,7 +236,7 @@ def _silhouette(distances: np.ndarray, labels: np.ndarray) -> float:
     return float(np.mean((other - own) / np.where(largest == 0, 1.0, largest)))
 
 
-def _name_routes(centroids: np.ndarray, words: Sequence[str]) -> tuple[str, ...]:
+def _name_routes(centroids: np.ndarray, words: Sequence[str]) -> list[str]:
     """Return a characteristic word of each route, with a number where it is not unique.
 
     The longest of three: the shortest are mostly function words.
@@ -271,8 +246,7 @@ def _name_routes(centroids: np.ndarray, words: Sequence[str]) -> tuple[str, ...]
     found: list[str] = []
     for row, rest in zip(centroids, others, strict=True):
         best = [columns[i] for i in np.argsort(rest - row, kind="stable")[:3] if row[i] > rest[i]]
-        word = best[0] if best[0] == NO_WORDS else max(best, key=len)
-        word = word[:MAX_NAME]
+        word = (best[0] if best[0] == NO_WORDS else max(best, key=len))[:MAX_NAME]
         same = sum(name.partition("_")[0] == word for name in found)
         found.append(f"{word}_{same + 1}" if same else word)
-    return tuple(found)
+    return found

@@ -40,9 +40,9 @@ class StudyMethod(Settings):
     """
 
     kind: Literal["search", "finetune", "evaluate"] = "search"
-    words: list[str] = []
-    skip: list[str] = []
-    varies: list[Literal["budget", "seed"]] = ["budget", "seed"]
+    words: list[str] = Field(default_factory=list)
+    skip: list[str] = Field(default_factory=list)
+    varies: list[Literal["budget", "seed"]] = Field(default=["budget", "seed"])
     limits: Literal["lifted", "own"] = "lifted"
 
 
@@ -57,7 +57,7 @@ class Sampler(Settings):
 
     trials: Positive
     space: dict[str, list[str | int | float | bool]]
-    words: list[str] = []
+    words: list[str] = Field(default_factory=list)
 
 
 class StudyFile(Settings):
@@ -77,10 +77,10 @@ class StudyFile(Settings):
     methods: dict[str, StudyMethod | None] = Field(default_factory=dict)
     budgets: list[Positive]
     unit: Literal["positions", "prompts"] = "positions"
-    dev_items: list[Positive] = []
+    dev_items: list[Positive] = Field(default_factory=list)
     seeds: Positive = 5
-    words: list[str] = []
-    references: list[str] = []
+    words: list[str] = Field(default_factory=list)
+    references: list[str] = Field(default_factory=list)
     sampler: Sampler | None = None
     results: str | None = None
 

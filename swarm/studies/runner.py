@@ -214,7 +214,7 @@ class StudyRunner:
                 process.returncode = code = os.waitstatus_to_exitcode(status)
                 _add_usage(folder, time.monotonic() - began, usage.ru_utime + usage.ru_stime)
             errors.seek(0)
-            last = ([""] + errors.read().decode(errors="replace").splitlines())[-1]
+            last = ["", *errors.read().decode(errors="replace").splitlines()][-1]
         if code and last.startswith("error: "):
             raise CellError(last.removeprefix("error: "))
         if code:

@@ -101,7 +101,7 @@ def test_what_a_search_would_refuse_is_named_with_its_reason(
     said = capsys.readouterr().out
     reasons = {
         "other": "belongs to the base model google/gemma-7b-it",
-        "dora": "use_dora is set",
+        "dora": "use_dora is set to True",
         "half": f"and no {CONFIG_FILE}: the download is incomplete",
         "broken": "NaN or infinite",
     }

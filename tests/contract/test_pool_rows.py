@@ -16,7 +16,7 @@ from swarm.errors import UserError
 from swarm.executors import ray
 from swarm.merging import MERGE_NAMES
 from swarm.pool.adapter import WEIGHTS_FILE
-from swarm.pool.extra_rows import SparseRow
+from swarm.pool.extra_rows import sparse_row
 from swarm.pool.pool import Pool
 
 SPACES = ("factor", "delta")
@@ -156,7 +156,7 @@ def test_a_sparsified_expert_drops_entries_and_rescales_the_rest(
     """At a rank that holds the whole matrix, the entries themselves can be counted."""
     kept, entries = 0, 0
     for expert in Pool(mixed_pool).open()._rows:
-        sparse = SparseRow(f"sparse_{expert.name}", expert, 0.75, space, 1000)
+        sparse = sparse_row(expert, 0.75, space, 1000)
         assert set(sparse.shapes) == set(expert.shapes)
         for module, (inputs, outputs, rank) in sparse.shapes.items():
             assert rank == (1000 if space == "factor" else min(inputs, outputs))

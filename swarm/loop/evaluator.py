@@ -3,8 +3,9 @@
 No position is scored twice: known scores are read from the record or from the shared cache.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,14 +15,13 @@ from swarm.errors import UserError
 from swarm.executors import Executor, Job, JobResult
 from swarm.executors.worker import data_split
 from swarm.loop.score_cache import ScoreCache
-from swarm.runs.folder import ParticleIndex, RunRecord, position_key
+from swarm.runs.folder import RunRecord
+from swarm.runs.pareto_front import ParticleIndex
 from swarm.tasks.base import Item, Score, Task
 
 if TYPE_CHECKING:
     from swarm.engine.base import Gradient
     from swarm.optimizers.base import LossRequest
-
-JobCallback = Callable[[JobResult], None]
 
 PositionTuple = tuple[float, ...]
 """A position, as a hashable tuple of coefficients."""
@@ -47,21 +47,28 @@ class Batching:
     examples: Positive = 16
 
     def split_jobs(
-        self, positions: Sequence[Sequence[float]], split: str, items: int | Sequence[int]
+        self,
+        positions: Sequence[Sequence[float]],
+        split: str,
+        items: int | Sequence[int],
+        names: Mapping["PositionTuple", str] = MappingProxyType({}),
     ) -> list[Job]:
         """Return the jobs that score all positions on some items of a split.
 
         Args:
             items: Number of first items, or their indices; a job has its indices in this order.
+            names: Names of positions in error messages.
         """
         chosen = range(items) if isinstance(items, int) else items
         wide, long = self.particles or len(positions), self.items or len(chosen)
-        cut: list[Job] = []
+        jobs: list[Job] = []
         for first in range(0, len(positions), wide):
-            block = tuple(tuple(float(c) for c in row) for row in positions[first : first + wide])
+            block = tuple([tuple(map(float, row)) for row in positions[first : first + wide]])
+            named = tuple([names.get(row, "") for row in block])
             for start in range(0, len(chosen), long):
-                cut.append(Job(len(cut), block, split, tuple(chosen[start : start + long])))
-        return cut
+                items = tuple(chosen[start : start + long])
+                jobs.append(Job(len(jobs), block, split, items, named))
+        return jobs
 
 
 class Evaluator:
@@ -80,13 +87,11 @@ class Evaluator:
     def __init__(
         self, task: Task, executor: Executor, cut: Batching, shared: str | None = None
     ) -> None:
-        self._task = task
-        self._executor = executor
-        self._cut = cut
+        self._task, self._executor, self._cut = task, executor, cut
         self.cache = None if shared is None else ScoreCache(shared)
         self.shared = 0
         self.names: Mapping[PositionTuple, str] = {}
-        self.on_job: JobCallback = lambda result: None
+        self.on_job: Callable[[JobResult], None] = lambda result: None
 
     def score_positions(
         self,
@@ -102,11 +107,25 @@ class Evaluator:
             split: "dev", "judged" or "test"; see `swarm.executors.worker.Job`.
             items: Distinct indices in the split, scored in this order; `None` means all.
         """
-        rows = [tuple(float(c) for c in row) for row in positions]
+        rows = [tuple(map(float, row)) for row in positions]
         chosen = range(len(self._task.items(data_split(split)))) if items is None else items
-        found = self._load_shared_scores(dict.fromkeys(rows), split, chosen)
-        if todo := [row for row in dict.fromkeys(rows) if row not in found]:
-            found |= self._run_jobs(todo, split, chosen)
+        found: dict[PositionTuple, list[Score]] = {}
+        if self.cache is not None:
+            for row in dict.fromkeys(rows):
+                if (kept := self.cache.load_scores(row, split, chosen)) is not None:
+                    found[row] = kept
+                    self.shared += len(chosen)
+        new: dict[PositionTuple, dict[int, Score]] = {row: {} for row in rows if row not in found}
+        jobs = self._cut.split_jobs(list(new), split, chosen, self.names) if new else []
+        for result in self._executor.map(jobs) if jobs else ():
+            job = jobs[result.number]
+            for position, mine in zip(job.positions, result.scores, strict=True):
+                new[position].update(zip(job.items, mine, strict=True))
+            self.on_job(result)
+        for row, by_item in new.items():
+            found[row] = [by_item[item] for item in chosen]
+            if self.cache is not None:
+                self.cache.save_scores(row, split, chosen, found[row])
         return [[self._task.apply_scale(score) for score in found[row]] for row in rows]
 
     def compute_gradients(
@@ -128,7 +147,7 @@ class Evaluator:
         jobs: list[Job] = []
         owner: list[int] = []
         for number, one in enumerate(wanted):
-            position = tuple(float(c) for c in one.position)
+            position = tuple(map(float, one.position))
             split = "entropy" if one.entropy else "gradient" if one.slope else "loss"
             whose = "the position" if one.particle is None else f"particle {one.particle}"
             names = (f"{whose} in the descent of iteration {iteration}",)
@@ -147,43 +166,6 @@ class Evaluator:
             assert mine is not None
             sums[number] = sums[number] + mine if number in sums else mine
         return [sums[i].mean_over(len(one.items)) for i, one in enumerate(wanted)]
-
-    def _load_shared_scores(
-        self,
-        rows: Iterable[PositionTuple],
-        split: str,
-        items: Sequence[int],
-    ) -> dict[PositionTuple, list[Score]]:
-        """Return the cached scores of these positions."""
-        if self.cache is None:
-            return {}
-        kept = {row: self.cache.load_scores(row, split, items) for row in rows}
-        found = {row: scores for row, scores in kept.items() if scores is not None}
-        self.shared += len(found) * len(items)
-        return found
-
-    def _run_jobs(
-        self,
-        rows: Sequence[PositionTuple],
-        split: str,
-        items: Sequence[int],
-    ) -> dict[PositionTuple, list[Score]]:
-        """Score these distinct positions with the workers."""
-        jobs = [
-            replace(job, names=tuple(self.names.get(row, "") for row in job.positions))
-            for job in self._cut.split_jobs(rows, split, items)
-        ]
-        scores: dict[PositionTuple, dict[int, Score]] = {row: {} for row in rows}
-        for result in self._executor.map(jobs):
-            job = jobs[result.number]
-            for position, mine in zip(job.positions, result.scores, strict=True):
-                scores[position].update(zip(job.items, mine, strict=True))
-            self.on_job(result)
-        found = {row: [mine[item] for item in items] for row, mine in scores.items()}
-        if self.cache is not None:
-            for row, mine in found.items():
-                self.cache.save_scores(row, split, items, mine)
-        return found
 
 
 def split_dev_holdout(
@@ -224,9 +206,8 @@ def name_positions(positions: np.ndarray, iteration: int) -> dict[PositionTuple,
     """
     found: dict[PositionTuple, str] = {}
     for i, row in enumerate(positions):
-        name = f"particle {i} of iteration {iteration}"
-        if not (np.isfinite(row).all() and np.abs(row).max(initial=0.0) <= MAX_COEFFICIENT):
-            worst = float(np.abs(row).max())
+        name, worst = f"particle {i} of iteration {iteration}", np.abs(row).max(initial=0.0)
+        if not worst <= MAX_COEFFICIENT:  # nor if it is NaN
             raise UserError(
                 f"{name}: a coefficient of {worst:.3g} exceeds the limit of "
                 f"{MAX_COEFFICIENT:g}: the optimizer's steps are too long "
@@ -298,13 +279,9 @@ def records_to_scores(rows: Sequence[dict[str, Any]]) -> list[Score]:
     """Convert JSON records back to scores."""
     return [
         Score(
-            r["value"],
-            r["answer"],
-            r["text"],
-            r.get("part", ""),
-            r.get("measures", {}),
+            row["value"], row["answer"], row["text"], row.get("part", ""), row.get("measures", {})
         )
-        for r in rows
+        for row in rows
     ]
 
 
@@ -323,15 +300,15 @@ class EvaluatedPositions:
         self, record: RunRecord, item_routes: np.ndarray | None = None, routes: int = 1
     ) -> None:
         self._record, self._item_routes, self._routes = record, item_routes, routes
-        self._places: dict[tuple[int, str], ParticleIndex] = {}
+        self._used = [0] if item_routes is None else np.unique(item_routes).tolist()
+        self._places: dict[tuple[int, PositionTuple], ParticleIndex] = {}
+
+    def _keys(self, position: Sequence[float] | np.ndarray) -> list[tuple[int, PositionTuple]]:
+        rows = np.reshape(np.asarray(position, dtype=float), (self._routes, -1)).tolist()
+        return [(route, tuple(rows[route])) for route in self._used]
 
     def __contains__(self, position: Sequence[float] | np.ndarray) -> bool:
-        return all(key in self._places for key in self._keys(position))
-
-    def _keys(self, position: Sequence[float] | np.ndarray) -> list[tuple[int, str]]:
-        rows = np.reshape(np.asarray(position, dtype=float), (self._routes, -1))
-        used = range(1) if self._item_routes is None else np.unique(self._item_routes).tolist()
-        return [(route, position_key(rows[route].tolist())) for route in used]
+        return self._places.keys() >= set(self._keys(position))
 
     def add_iteration(
         self,
@@ -341,27 +318,18 @@ class EvaluatedPositions:
     ) -> None:
         """Add an iteration of the record."""
         for i, (row, utility) in enumerate(zip(positions, utilities, strict=True)):
-            if utility is not None:
-                for key in self._keys(row):
-                    self._places.setdefault(key, (number, i))
+            for key in self._keys(row) if utility is not None else ():
+                self._places.setdefault(key, (number, i))
 
-    def fill_known_scores(
-        self, scores: dict[int, dict[int, Score]], positions: np.ndarray, wanted: Sequence[int]
-    ) -> None:
-        """Add the stored scores of already evaluated positions to the new scores."""
-        for i in wanted:
-            if i in scores:
-                continue
-            mine: dict[int, Score] = {}
-            for route, key in self._keys(positions[i]):
-                rows = self._record.load_iteration_answers(*self._places[route, key])
-                routes = self._item_routes
-                mine |= {
-                    index: score
-                    for index, score in enumerate(records_to_scores(rows))
-                    if routes is None or routes[index] == route
-                }
-            scores[i] = dict(sorted(mine.items()))
+    def load_scores(self, position: Sequence[float] | np.ndarray) -> dict[int, Score]:
+        """Return the stored scores of a known position by item, in the order of the items."""
+        mine: dict[int, Score] = {}
+        for key in self._keys(position):
+            scores = records_to_scores(self._record.load_answers(self._places[key]))
+            for index, score in enumerate(scores):
+                if self._item_routes is None or self._item_routes[index] == key[0]:
+                    mine[index] = score
+        return dict(sorted(mine.items()))
 
 
 def mean_by_route(

@@ -3,7 +3,7 @@
 Everything scored after the search is stored in the record.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from swarm._util.files import parse_json, read_gzip_json, short_digest
-from swarm.loop.evaluator import data_split, mean_by_route, records_to_scores, scores_to_records
+from swarm.loop.evaluator import data_split, records_to_scores, scores_to_records
 from swarm.merging.positions import group_by_route, position_label
 from swarm.optimizers.multi_objective import BASE_BOUND
 from swarm.optimizers.static_merges import (
@@ -21,8 +21,8 @@ from swarm.optimizers.static_merges import (
 )
 from swarm.optimizers.swarm import SOUP_SCALES
 from swarm.pool.pool import ExpertPool
-from swarm.runs.folder import ParticleIndex, RunRecord
-from swarm.runs.pareto_front import ParetoFront
+from swarm.runs.folder import RunRecord
+from swarm.runs.pareto_front import ParetoFront, ParticleIndex
 from swarm.runs.verdict import (
     EXPERT,
     FOUND,
@@ -37,7 +37,7 @@ from swarm.runs.verdict import (
     Vote,
     compare_constant_answers,
 )
-from swarm.tasks.base import Score, Task
+from swarm.tasks.base import Item, Score, Task
 from swarm.tasks.metrics import (
     Measured,
     group_items_by_domain,
@@ -64,6 +64,18 @@ domain would. "routes" does so with the kinds of prompts that the pool's router 
 nothing is searched.
 """
 
+SPENT_SUFFIXES = ("_tokens", "_cost")
+"""Suffixes of measures that are costs of a judgement."""
+
+FINALIST_COUNT = 10
+"""Maximum number of personal bests that are scored by the task's own metric."""
+
+EXACT_ERROR = 1e-6
+"""Relative errors of saved weights up to this are float32 rounding."""
+
+ScoreFn = Callable[[Sequence[Sequence[float]], str, Sequence[int]], list[list[Score]]]
+"""Scores positions on some indices of a split."""
+
 
 def resolve_baselines(names: str | Sequence[str], task: Task, pool: ExpertPool) -> list[str]:
     """Return those of the baselines `names` that are applicable to this pool and task.
@@ -71,24 +83,13 @@ def resolve_baselines(names: str | Sequence[str], task: Task, pool: ExpertPool) 
     A pool of full models has no base among its mixtures, and a single-domain task has no expert per
     domain. "auto" is base, recipe and routes: what can be deployed as the result of a search is.
     """
-    items = task.items("test")
-    missing = {"base"} if pool.saves != "adapter" else set()
-    missing |= {"experts"} if len(group_items_by_domain(items)) < 2 else set()
-    missing |= {"routes"} if pool.router is None else set()
-    if names == "auto":
-        names = ["base", "recipe", "routes"]
-    return [name for name in dict.fromkeys(names) if name not in missing]
-
-
-SPENT_SUFFIXES = ("_tokens", "_cost")
-"""Suffixes of measures that are costs of a judgement."""
-
-
-FINALIST_COUNT = 10
-"""Maximum number of personal bests that are scored by the task's own metric."""
-
-ScoreFn = Callable[[Sequence[Sequence[float]], str, Sequence[int]], list[list[Score]]]
-"""Scores positions on some indices of a split."""
+    missing = {
+        "base": pool.saves != "adapter",
+        "experts": len(group_items_by_domain(task.items("test"))) < 2,
+        "routes": pool.router is None,
+    }
+    chosen = ("base", "recipe", "routes") if names == "auto" else dict.fromkeys(names)
+    return [name for name in chosen if not missing.get(name)]
 
 
 @dataclass
@@ -127,6 +128,13 @@ class FinalEvaluation:
         """The task with its own metric, whatever signal was searched on."""
         return self.task.metric_task
 
+    @property
+    def pareto_front(self) -> ParetoFront | None:
+        """The Pareto front by the objectives of the search; `None` for a task without parts."""
+        return ParetoFront.from_state(self.record.state)
+
+    # Choosing the best
+
     def choose_bests(self) -> tuple[ParticleIndex, ParticleIndex]:
         """Return the best initial expert and the best position, by the task's own metric.
 
@@ -135,123 +143,43 @@ class FinalEvaluation:
         is best on the held-out items. Where the strongest start is better on items that no gradient
         used, it replaces the best position (`_keep_start`). The choice is stored in the record.
         """
-        expert_count, front = self.record.state["own"], self.pareto_front
-        bound = front is not None and bool(front.constraints)
+        record, front = self.record, self.pareto_front
+        if "chosen" in record.state:
+            return record.best_expert(), record.find_best()
+        bound = front if front and front.constraints else None
         own_metric = self.metric_task is self.task
-        choosing = bound or self.by_kept or not own_metric
-        if "chosen" not in self.record.state:
-            before, after = self.record.best_index(rows=expert_count), self.record.best_index()
-            experts = [(0, i) for i in range(expert_count)]
-            finalists = self.record.personal_bests(FINALIST_COUNT)
-            if bound and front is not None:
-                finalists += [
-                    front.front_indices[n] for n in front.evenly_spaced_points(FINALIST_COUNT)
-                ]
-            if self.by_kept:
-                before = max(experts, key=self._rank_key)
-                after = self._race_finalists([*finalists, *self._best_static_merge(finalists)])
-            elif choosing and front is not None and own_metric:
-                before, after = front.best_index(expert_count), front.best_index()
-            elif choosing:
-                found = [*experts, *finalists]
-                before, after = (max(indices, key=self._rank_key) for indices in (experts, found))
-            after, kept = self._keep_start(before, after)
-            if choosing or kept:
-                self.record.state["chosen"] = {"starting": list(before), "ending": list(after)}
-                self.record.state["kept_start"] = kept
-                self.record.save_state()
-        return self.record.best_index(rows=expert_count), self.record.best_index()
+        before, after = record.best_expert(), record.find_best()
+        experts = [(0, i) for i in range(record.state["own"])]
+        finalists = record.personal_bests(FINALIST_COUNT)
+        if bound:
+            points = bound.evenly_spaced_points(FINALIST_COUNT)
+            finalists += [bound.front_indices[number] for number in points]
+        if self.by_kept:
+            before = max(experts, key=self._rank_key)
+            after = self._race_finalists([*finalists, *self._best_static_merge(finalists)])
+        elif bound and own_metric:
+            before, after = bound.best_index(len(experts)), bound.best_index()
+        elif bound or not own_metric:
+            before = max(experts, key=self._rank_key)
+            after = max([*experts, *finalists], key=self._rank_key)
+        after, kept = self._keep_start(before, after)
+        if bound or self.by_kept or not own_metric or kept:
+            record.state["chosen"] = {"starting": list(before), "ending": list(after)}
+            record.state["kept_start"] = kept
+            record.save_state()
+        return record.best_expert(), record.find_best()
 
-    def _keep_start(
-        self, before: ParticleIndex, after: ParticleIndex
-    ) -> tuple[ParticleIndex, list[str]]:
-        """Replace a best found that is below the strongest start by that start, by route.
-
-        The start is the best position of the first iteration on the searched items; where the
-        search asked by another signal, the best initial expert, as the others would
-        have to be scored again. The two are compared on the items that no gradient used
-        (`without_gradient`; those of the race with `by_kept`), where the best found does not
-        profit from having been trained on them. A Pareto front is left as it is.
-
-        Returns:
-            The best found or what replaces it, and the names of the routes that are the start's.
-        """
-        if after[0] == 0 or self.pareto_front is not None:
-            return after, []
-        first = self.record.iterations[0]["utilities"]
-        starts = [(0, i) for i, utility in enumerate(first) if utility is not None]
-        if self.metric_task is not self.task:
-            starts = [before]
-        routes, unused = self.item_routes, self.without_gradient or range(len(self.searched))
-        if self.by_kept or routes is None:
-            start = max(starts, key=self._rank_key)
-            scores = self.holdout_scores if self.by_kept else self.dev_scores
-            items = range(len(self.held_out)) if self.by_kept else unused
-            if self._utility_on(scores(after), items) < self._utility_on(scores(start), items):
-                return start, ["all"]
-            return after, []
-        kept: dict[int, ParticleIndex] = {}
-        rows = np.reshape(self.record.position_at(after), (self.routes, -1))
-        # Routes with equal coefficients are one kind.
-        kinds = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
-        for kind in np.unique(kinds[routes]).tolist():
-            mine = np.flatnonzero(kinds[routes] == kind).tolist()
-            known = {index: self._utility_on(self.dev_scores(index), mine) for index in starts}
-            start = max(starts, key=lambda index: (known[index], self._rank_key(index)))
-            items = [index for index in unused if index in mine]
-            values = [self._utility_on(self.dev_scores(index), items) for index in (after, start)]
-            if items and values[0] < values[1]:
-                kept |= dict.fromkeys(np.flatnonzero(kinds == kind).tolist(), start)
-        names = list(group_by_route(self.record.state["groups"]))
-        return self._compose_routes(after, kept), [names[route] for route in sorted(kept)]
-
-    def _utility_on(self, scores: Sequence[Score], items: Iterable[int]) -> float:
-        """Return the utility of some of the scores; of a part of a mixture, their mean."""
-        some = [scores[index] for index in items]
-        if self.item_routes is None and not self.task.tasks:
-            return self.metric_task.utility(some)
-        return float(np.mean([score.value for score in some])) if some else 0.0
-
-    def _compose_routes(
-        self, after: ParticleIndex, kept: Mapping[int, ParticleIndex]
-    ) -> ParticleIndex:
-        """Return the index of a position with other coefficients on some routes.
-
-        A new position is recorded as one more round: all its answers are known, as an answer
-        depends on the coefficients of its route alone.
-        """
-        position = np.reshape(self.record.position_at(after), (self.routes, -1))
-        for route, start in kept.items():
-            position[route] = np.reshape(self.record.position_at(start), position.shape)[route]
-        row = position.reshape(-1).tolist()
-        for number, entry in enumerate(self.record.iterations):
-            for i, one in enumerate(entry["positions"]):
-                if one == row and entry["utilities"][i] is not None:
-                    return number, i
-        assert self.item_routes is not None
-        answers = {one: self.record.load_iteration_answers(*one) for one in {after, *kept.values()}}
-        rows = [answers[kept.get(r, after)][i] for i, r in enumerate(self.item_routes.tolist())]
-        particle = after[1]
-        positions = np.array(self.record.iterations[-1]["positions"])
-        positions[particle] = row
-        utilities = np.full(len(positions), np.nan)
-        utilities[particle] = self.task.utility(records_to_scores(rows))
-        scored = [len(rows) if i == particle else None for i in range(len(positions))]
-        facts = {"items_scored": scored, "prompts_scored": 0, "prompts_saved": 0}
-        facts["after_search"] = True
-        self.record.add_iteration(
-            positions, utilities, {particle: rows}, self.record.state["optimizer"], facts
-        )
-        return len(self.record.iterations) - 1, particle
+    def _rank_key(self, index: ParticleIndex) -> tuple[float, float, float]:
+        signal = self.record.utility_at(index)
+        bounds = self.constraint_values(index).values()
+        below = sum(max(0.0, bound - value) for bound, value in bounds)
+        return -below, self.search_utility(index), float("-inf") if signal is None else signal
 
     def _best_static_merge(self, finalists: Sequence[ParticleIndex]) -> list[ParticleIndex]:
         """Return the best static merge of the first iteration, if it is not a finalist."""
-        experts = len(self.record.state["experts"])
-        count = len(self.record.iterations[0]["positions"])
-        recipes = [
-            (0, i) for i in range(experts, count) if self.record.utility_at((0, i)) is not None
-        ]
-        best = sorted(recipes, key=lambda index: -(self.record.utility_at(index) or 0.0))[:1]
+        first, experts = self.record.iterations[0]["utilities"], len(self.record.state["experts"])
+        known = {i: u for i, u in enumerate(first) if i >= experts and u is not None}
+        best = [(0, max(known, key=lambda i: known[i]))] if known else []
         return [index for index in best if index not in finalists]
 
     def _race_finalists(self, finalists: Sequence[ParticleIndex]) -> ParticleIndex:
@@ -273,46 +201,118 @@ class FinalEvaluation:
             live = live[: -(-len(live) // 2)]
         return live[0]
 
-    def _rank_key(self, index: ParticleIndex) -> tuple[float, float, float]:
-        signal = self.record.utility_at(index)
-        below = sum(
-            max(0.0, bound - value) for bound, value in self.constraint_values(index).values()
-        )
-        return -below, self.search_utility(index), float("-inf") if signal is None else signal
+    def _keep_start(
+        self, before: ParticleIndex, after: ParticleIndex
+    ) -> tuple[ParticleIndex, list[str]]:
+        """Replace a best found that is below the strongest start by that start, by route.
 
-    @property
-    def pareto_front(self) -> ParetoFront | None:
-        """The Pareto front by the objectives of the search; `None` for a task without parts."""
-        return ParetoFront.from_state(self.record.state)
+        The start is the best position of the first iteration on the searched items; where the
+        search asked by another signal, the best initial expert, as the others would have to be
+        scored again. The two are compared on the items that no gradient used (`without_gradient`;
+        those of the race with `by_kept`), where the best found does not profit from having been
+        trained on them. A Pareto front is left as it is.
+
+        Returns:
+            The best found or what replaces it, and the names of the routes that are the start's.
+        """
+        if after[0] == 0 or self.pareto_front is not None:
+            return after, []
+        first = self.record.iterations[0]["utilities"]
+        starts = [(0, i) for i, utility in enumerate(first) if utility is not None]
+        if self.metric_task is not self.task:
+            starts = [before]
+        routes = self.item_routes
+        whole = self.by_kept or routes is None
+        kinds, item_kinds = np.zeros(self.routes, int), np.zeros(len(self.searched), int)
+        if not whole and routes is not None:  # routes with equal coefficients are one kind
+            rows = np.reshape(self.record.position_at(after), (self.routes, -1))
+            kinds = np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
+            item_kinds = kinds[routes]
+        unused = self.without_gradient or range(len(self.searched))
+        replaced: dict[int, ParticleIndex] = {}
+        for kind in np.unique(item_kinds).tolist():
+            mine = np.flatnonzero(item_kinds == kind).tolist()
+            known = {
+                index: (0.0 if whole else self._utility_on(self.dev_scores(index), mine))
+                for index in starts
+            }
+            start = max(starts, key=lambda index: (known[index], self._rank_key(index)))
+            scores, items = self.dev_scores, [index for index in unused if index in mine]
+            if self.by_kept:
+                scores, items = self.holdout_scores, list(range(len(self.held_out)))
+            found, other = (self._utility_on(scores(index), items) for index in (after, start))
+            if items and found < other:
+                replaced |= dict.fromkeys(np.flatnonzero(kinds == kind).tolist(), start)
+        names = list(group_by_route(self.record.state["groups"]))
+        kept = [names[route] for route in sorted(replaced)]
+        return self._compose_routes(after, replaced), ["all"] if whole and kept else kept
+
+    def _utility_on(self, scores: Sequence[Score], items: Iterable[int]) -> float:
+        """Return the utility of some of the scores; of a part of a mixture, their mean."""
+        some = [scores[index] for index in items]
+        if self.item_routes is None and not self.task.tasks:
+            return self.metric_task.utility(some)
+        return float(np.mean([score.value for score in some])) if some else 0.0
+
+    def _compose_routes(
+        self, after: ParticleIndex, kept: Mapping[int, ParticleIndex]
+    ) -> ParticleIndex:
+        """Return the index of a position with other coefficients on some routes.
+
+        A new position is recorded as one more round: all its answers are known, as an answer
+        depends on the coefficients of its route alone.
+        """
+        record, particle = self.record, after[1]
+        parts = np.reshape(record.position_at(after), (self.routes, -1))
+        for route, start in kept.items():
+            parts[route] = np.reshape(record.position_at(start), parts.shape)[route]
+        position = parts.reshape(-1).tolist()
+        if index := self._find_measured(position):
+            return index
+        assert self.item_routes is not None
+        answers = {index: record.load_answers(index) for index in {after, *kept.values()}}
+        rows = [answers[kept.get(r, after)][i] for i, r in enumerate(self.item_routes.tolist())]
+        positions = np.array(record.iterations[-1]["positions"])
+        positions[particle] = position
+        utilities = np.full(len(positions), np.nan)
+        utilities[particle] = self.task.utility(records_to_scores(rows))
+        scored = [len(rows) if i == particle else None for i in range(len(positions))]
+        facts = {"items_scored": scored, "prompts_scored": 0, "prompts_saved": 0}
+        facts["after_search"] = True
+        optimizer = record.state["optimizer"]
+        record.add_iteration(positions, utilities, {particle: rows}, optimizer, facts)
+        return len(record.iterations) - 1, particle
+
+    def _find_measured(self, position: Sequence[float]) -> ParticleIndex | None:
+        """Return the first index at which the search has measured a position."""
+        for number, entry in enumerate(self.record.iterations):
+            for i, row in enumerate(entry["positions"]):
+                if row == list(position) and entry["utilities"][i] is not None:
+                    return number, i
+        return None
+
+    # Scores, from the record where they are stored there
 
     def constraint_values(self, index: ParticleIndex) -> dict[str, tuple[float, float]]:
         """Return each constrained part's bound and its value on the searched part of dev."""
-        front = self.pareto_front
+        front, task = self.pareto_front, self.metric_task
         if front is None or not front.constraint_bounds:
             return {}
-        values = self.metric_task.subtask_utilities(self.dev_scores(index))  # type: ignore[attr-defined]
-        bounds = dict(front.constraint_bounds)
-        if front.base_index is not None and self.metric_task is not self.task:
+        values = task.subtask_utilities(self.dev_scores(index))  # type: ignore[attr-defined]
+        bounds = front.constraint_bounds
+        if front.base_index is not None and task is not self.task:
             # Another signal allows only `base` bounds: compute the base by the task's own metric.
-            base = self.metric_task.subtask_utilities(self.dev_scores(front.base_index))  # type: ignore[attr-defined]
-            bounds = {name: base[name] for name in bounds}
-        return {name: (bound, values[name]) for name, bound in bounds.items()}
+            bounds = task.subtask_utilities(self.dev_scores(front.base_index))  # type: ignore[attr-defined]
+        return {name: (bounds[name], values[name]) for name in front.constraint_bounds}
 
     def search_utility(self, index: ParticleIndex) -> float:
         """Return the utility on the searched part of dev."""
         return self.metric_task.utility(self.dev_scores(index))
 
-    def best_finalists(self, limit: int) -> list[ParticleIndex]:
-        """Return the best personal bests, best first, at most one per particle."""
-        if self.metric_task is self.task:
-            return self.record.personal_bests(limit)
-        indices = self.record.personal_bests(FINALIST_COUNT)
-        return sorted(indices, key=self._rank_key, reverse=True)[:limit]
-
     def dev_scores(self, index: ParticleIndex) -> list[Score]:
         """Return the scores of a particle on the searched part of dev."""
         if index not in self._dev:
-            scores = records_to_scores(self.record.load_iteration_answers(*index))
+            scores = records_to_scores(self.record.load_answers(index))
             if self.metric_task is not self.task:
                 if all("correct" in score.measures for score in scores):
                     scores = [replace(s, value=s.measures["correct"], measures={}) for s in scores]
@@ -324,14 +324,8 @@ class FinalEvaluation:
 
     def holdout_scores(self, index: ParticleIndex) -> list[Score]:
         """Return the scores on the part of dev that the search did not see."""
-        return self._load_or_score(
-            "confirm", self.record.position_at(index), "judged", self.held_out
-        )
-
-    def repeat_dev_scores(self, index: ParticleIndex) -> list[Score]:
-        """Score the searched part of dev once more, in other batches."""
         position = self.record.position_at(index)
-        return self._load_or_score("again", position, "judged", self.searched, self.ask_again)
+        return self._load_or_score("confirm", position, "judged", self.held_out)
 
     def test_scores(self, index: ParticleIndex, name: str = "model") -> list[Score]:
         """Return the scores on the test split; `name` is that of the model, for messages."""
@@ -343,12 +337,8 @@ class FinalEvaluation:
         The search's own answers count where it has evaluated the position: in another batch they
         may differ by rounding, and one position would have two numbers.
         """
-        for number, entry in enumerate(self.record.iterations):
-            for i, (row, utility) in enumerate(
-                zip(entry["positions"], entry["utilities"], strict=True)
-            ):
-                if utility is not None and row == list(position):
-                    return self.dev_scores((number, i))
+        if index := self._find_measured(position):
+            return self.dev_scores(index)
         return self._load_or_score("judged", position, "judged", self.searched)
 
     def score_position_on_test(
@@ -365,15 +355,13 @@ class FinalEvaluation:
         Args:
             name: Name of the model, for messages.
         """
-        items = self.task.items("test")
-        if indices is None:
-            return self._load_or_score("test", position, "test", range(len(items)), name=name)
-        whole = self.record.load_answers(
-            "test", position, short_digest([dict(item) for item in items])
-        )
-        if whole is None:
-            return self._load_or_score("test", position, "test", indices, name=name)
-        return [records_to_scores(whole)[i] for i in indices]
+        items = self._items("test")
+        if indices is not None:
+            whole = self.record.load_extra_answers("test", position, _digest(items))
+            if whole is not None:
+                return [records_to_scores(whole)[i] for i in indices]
+        chosen = range(len(items)) if indices is None else indices
+        return self._load_or_score("test", position, "test", chosen, name=name)
 
     def _load_or_score(
         self,
@@ -386,13 +374,19 @@ class FinalEvaluation:
     ) -> list[Score]:
         """Return one position's scores, from the record if they are stored there."""
         items = [self.task.items(data_split(split))[index] for index in indices]
-        digest = short_digest([dict(item) for item in items])
-        rows = self.record.load_answers(kind, position, digest)
+        rows = self.record.load_extra_answers(kind, position, _digest(items))
         if rows is None:
             self.begin(kind, len(items), name)
             rows = scores_to_records(items, (ask or self.ask)([position], split, indices)[0])
-            self.record.save_answers(kind, position, digest, rows)
+            self.record.save_answers(kind, position, _digest(items), rows)
         return records_to_scores(rows)
+
+    def _items(self, split: str) -> Sequence[Item]:
+        """Return the items of test, or those of dev that the search saw."""
+        items = self.task.items(split)
+        return items if split == "test" else [items[index] for index in self.searched]
+
+    # The verdict
 
     def compare_models(
         self,
@@ -416,21 +410,21 @@ class FinalEvaluation:
         record, task = self.record, self.metric_task
         before, after = self.choose_bests()
         expert, position = record.state["experts"][before[1]], record.position_at(after)
-        dev = [self.task.items("dev")[index] for index in self.searched]
-        tested = task.items("test") if test else []
-        start_label = f"{MODEL_LABELS[0]} ({expert})"
-        alternatives = [self._compare_place(before, after, EXPERT, start_label, test)]
+        start = self.test_scores(before, MODEL_LABELS[0]) if test else []
+        end = self.test_scores(after, MODEL_LABELS[1]) if test else []
+        rows = [(EXPERT, f"{MODEL_LABELS[0]} ({expert})", self.dev_scores(before), start)]
+        alternatives = [self._compare(*rows[0], end, record.position_at(before))]
         if test:
-            alternatives += [self._compare_baseline(name, after) for name in baselines]
-        found_scores = self.test_scores(after) if test else []
-        if constant := compare_constant_answers(task, dev, tested, found_scores):
+            alternatives += [self._compare_baseline(name, end) for name in baselines]
+        tested = self._items("test") if test else []
+        if constant := compare_constant_answers(task, self._items("dev"), tested, end):
             alternatives.append(constant)
         alternatives.sort(key=lambda one: -one.test.utility if one.test else 0.0)
         pareto = self.pareto_front
         volumes = pareto.hypervolume_history if pareto else [0.0]
-        votes = ensemble and task.votes
+        found = self._compare(FOUND, MODEL_LABELS[1], self.dev_scores(after), end, [], position)
         return Verdict(
-            found=self._compare_place(after, after, FOUND, MODEL_LABELS[1], test),
+            found=found,
             expert=expert,
             alternatives=alternatives,
             in_points=task.highest == 1.0,
@@ -441,66 +435,135 @@ class FinalEvaluation:
             held_out=self._compare_held_out(before, after) if self.held_out else None,
             no_gradient=self._measure_without_gradient(after),
             noise_floor=self._measure_noise_floor(after) if noise_floor else None,
-            constraints=self._check_constraints(after, test),
-            vote=self._measure_vote(ensemble, test) if votes else None,
+            constraints=self._check_constraints(after, end),
+            vote=self._measure_vote(ensemble, test) if ensemble and task.votes else None,
             front_size=len(pareto.front_indices) if pareto else 0,
             hypervolume=(volumes[0], volumes[-1]),
-            front=self._measure_front(front) if test and front else [],
+            front=self._measure_front(pareto, front) if pareto and test and front else [],
             reconstruction_error=reconstruction_error(record.folder),
             costs=record.count_prompts(),
             scoring_costs=sum_scoring_costs(record),
             settings=dict(settings or {}),
         )
 
-    def _compare_place(
+    def _compare(
         self,
-        index: ParticleIndex,
-        after: ParticleIndex,
         name: str,
         label: str,
-        test: bool,
+        dev: Sequence[Score],
+        test: Sequence[Score],
+        end: Sequence[Score],
+        position: list[float] | None,
+        choices: Mapping[str, str] | None = None,
     ) -> Compared:
-        """Measure a position of the search on both splits; the gain is that of `after` over it."""
-        task, dev = self.metric_task, [self.task.items("dev")[i] for i in self.searched]
-        position = self.record.position_at(index)
-        on_dev = measure(task, self.dev_scores(index), dev)
-        if not test:
-            return Compared(name, label, on_dev, position=position)
-        model = MODEL_LABELS[name == FOUND]
-        scores = self.test_scores(index, model)
-        on_test = measure(task, scores, task.items("test"))
-        gain = (
-            None
-            if name == FOUND
-            else paired_gain(task, self.test_scores(after, MODEL_LABELS[1]), scores)
+        """Measure a model by its scores on both splits; without scores, it has no result there.
+
+        Args:
+            end: Test scores of the best found, to pair with; empty leaves the gain out.
+        """
+        task = self.metric_task
+        return Compared(
+            name,
+            label,
+            measure(task, dev, self._items("dev")) if dev else None,
+            measure(task, test, self._items("test")) if test else None,
+            paired_gain(task, end, test) if end else None,
+            position,
+            dict(choices or {}),
         )
-        return Compared(name, label, on_dev, on_test, gain, position)
+
+    def _compare_baseline(self, name: str, end: Sequence[Score]) -> Compared:
+        """Choose a baseline on dev, where it is chosen at all, and measure it on test."""
+        label, state = BASELINE_LABELS[name], self.record.state
+        own, rows, groups = state["own"], len(state["experts"]), len(state["groups"])
+        if name == "experts":
+            dev, test, choices = self._best_expert_by_domain()
+            return self._compare(name, label, dev, test, end, None, choices)
+        dev = []
+        if name == "recipe":
+            chosen, position, dev = self._best_merge_or_expert()
+            label += f" ({chosen})"
+        elif name == "routes":
+            position, dev = self._best_expert_by_route()
+        else:
+            # Extra rows that are not the user's experts, such as noise, are not part of a soup.
+            share = 0.0 if name == "base" else 1 / own
+            position = [share * (row < own) for row in range(rows)] * groups
+        test = self.score_position_on_test(position, name=label)
+        return self._compare(name, label, dev, test, end, position)
+
+    def _best_merge_or_expert(self) -> tuple[str, list[float], list[Score]]:
+        """Return the static recipe or expert that is best on the searched part of dev.
+
+        Returns:
+            Its label, its position and its scores there.
+        """
+        state = self.record.state
+        own, names, groups = state["own"], state["experts"], len(state["groups"])
+        known = np.array([self.search_utility((0, i)) for i in range(own)])
+        labels, rows = static_start_positions(len(names), groups, FEW_SCALES, among=own)
+        more = utility_start_positions(known, len(names), groups, FEW_SCALES, among=own)
+        recipes = dict(zip([*labels, *more[0]], np.vstack([rows, more[1]]).tolist(), strict=True))
+        scores = {label: self.score_position_on_dev(row) for label, row in recipes.items()}
+        utilities = {label: self.metric_task.utility(mine) for label, mine in scores.items()}
+        best, alone = max(utilities, key=lambda label: utilities[label]), int(np.argmax(known))
+        if known[alone] >= utilities[best]:
+            return names[alone], self.record.position_at((0, alone)), self.dev_scores((0, alone))
+        return best, recipes[best], scores[best]
+
+    def _best_expert_by(self, keys: Sequence[Hashable]) -> tuple[dict[Any, int], list[Score]]:
+        """Return the best expert for the searched items of each key, and its scores on them.
+
+        Args:
+            keys: The key of each item.
+        """
+        answers = [self.dev_scores((0, i)) for i in range(self.record.state["own"])]
+        values = np.array([[score.value for score in mine] for mine in answers])
+        best = {}
+        for key in dict.fromkeys(keys):
+            mine = [index for index, one in enumerate(keys) if one == key]
+            best[key] = int(values[:, mine].sum(axis=1).argmax())
+        return best, [answers[best[key]][index] for index, key in enumerate(keys)]
+
+    def _best_expert_by_domain(self) -> tuple[list[Score], list[Score], dict[str, str]]:
+        """Return dev and test scores, and names, of the best expert of each domain on its items."""
+        best, dev = self._best_expert_by([item_domain(item) for item in self._items("dev")])
+        overall = max(range(self.record.state["own"]), key=lambda i: self.search_utility((0, i)))
+        test: dict[int, Score] = {}
+        for domain, indices in group_items_by_domain(self._items("test")).items():
+            position = self.record.position_at((0, best.get(domain, overall)))
+            scores = self.score_position_on_test(position, indices, BASELINE_LABELS["experts"])
+            test |= dict(zip(indices, scores, strict=True))
+        choices = {domain: self.record.state["experts"][i] for domain, i in best.items()}
+        return dev, [test[index] for index in sorted(test)], choices
+
+    def _best_expert_by_route(self) -> tuple[list[float], list[Score]]:
+        """Return the position with the best expert of each route on dev, and its scores there."""
+        assert self.item_routes is not None
+        best, dev = self._best_expert_by(self.item_routes.tolist())
+        parts = []
+        for route in range(self.routes):
+            expert = self.record.position_at((0, best.get(route, 0)))  # the first without items
+            parts.append(np.reshape(expert, (self.routes, -1))[route])
+        return np.concatenate(parts).tolist(), dev
 
     def _describe_start(self, after: ParticleIndex) -> Start:
         """Describe how much of the best position is what the search started from."""
         state, position = self.record.state, np.array(self.record.position_at(after))
         first, shape = self.record.iterations[0], (-1, self.routes, len(position) // self.routes)
-        known = [u is not None for u in first["utilities"]]
+        known = [utility is not None for utility in first["utilities"]]
         starts = np.array(first["positions"])[known].reshape(shape)
         same = (starts == position.reshape(shape)).all(axis=2).any(axis=0)
         label = "best of the first iteration" + " for each kind of prompt" * (self.routes > 1)
         experts, groups = len(state["experts"]), len(state["groups"])
-        named, rows = static_start_positions(experts, groups, SOUP_SCALES, among=state["own"])
-        named, rows = (
-            [*state["experts"], *named],
-            np.vstack([np.tile(np.eye(experts), groups), rows]),
-        )
-        matching = np.flatnonzero(np.isclose(rows, position).all(axis=1))
+        soups, rows = static_start_positions(experts, groups, SOUP_SCALES, among=state["own"])
+        named = np.vstack([np.tile(np.eye(experts), groups), rows])
+        matching = np.flatnonzero(np.isclose(named, position).all(axis=1))
         if len(matching):
-            label = f"{label}: {named[matching[0]]}"
+            label = f"{label}: {[*state['experts'], *soups][matching[0]]}"
         searched = [not entry.get("after_search") for entry in self.record.iterations]
-        return Start(
-            whole=bool(same.all()),
-            label=label,
-            routes=state.get("kept_start", []),
-            iterations=sum(searched) - 1,
-            ended=state["finished"],
-        )
+        kept = state.get("kept_start", [])
+        return Start(bool(same.all()), label, kept, sum(searched) - 1, state["finished"])
 
     def _compare_held_out(self, before: ParticleIndex, after: ParticleIndex) -> HeldOut:
         """Compare both bests on the part of dev that the search did not see."""
@@ -517,177 +580,86 @@ class FinalEvaluation:
         """
         before = self.record.iterations[: after[0] + 1]
         descended = any(entry.get("gradients_computed") for entry in before)
-        task, items = self.metric_task, self.without_gradient
-        if not items or not descended or task.tasks:
+        if not self.without_gradient or not descended or self.task.tasks:
             return None
         scores = self.dev_scores(after)
-        return measure(task, [scores[index] for index in items])
+        return measure(self.metric_task, [scores[index] for index in self.without_gradient])
 
     def _measure_noise_floor(self, after: ParticleIndex) -> NoiseFloor:
         """Measure the effect of rounding alone: the same position and items, in other batches."""
-        first, again = self.dev_scores(after), self.repeat_dev_scores(after)
+        first, position = self.dev_scores(after), self.record.position_at(after)
+        again = self._load_or_score("again", position, "judged", self.searched, self.ask_again)
         changed = sum(a.answer != b.answer for a, b in zip(first, again, strict=True))
         difference = self.metric_task.utility(again) - self.metric_task.utility(first)
         return NoiseFloor(len(first), changed, difference)
 
-    def _compare_baseline(self, name: str, after: ParticleIndex) -> Compared:
-        """Measure a baseline on test, and on dev where it was chosen there."""
-        task, state = self.metric_task, self.record.state
-        own_count, rows, groups = state["own"], len(state["experts"]), len(state["groups"])
-        label, position, dev, choices = BASELINE_LABELS[name], None, list[Score](), dict[str, str]()
-        if name == "experts":
-            dev, scores, choices = self._best_expert_by_domain()
-        else:
-            if name == "routes":
-                position, dev = self._best_expert_by_route()
-            elif name == "recipe":
-                chosen, position, dev = self._best_merge_or_expert()
-                label += f" ({chosen})"
-            else:
-                # Extra rows that are not the user's experts, such as noise, are not part of a soup.
-                share = 0.0 if name == "base" else 1 / own_count
-                position = [share * (row < own_count) for row in range(rows)] * groups
-            scores = self.score_position_on_test(position, name=label)
-        return Compared(
-            name,
-            label,
-            measure(task, dev) if dev else None,
-            measure(task, scores, task.items("test")),
-            paired_gain(task, self.test_scores(after), scores),
-            position,
-            choices,
-        )
-
-    def _best_merge_or_expert(self) -> tuple[str, list[float], list[Score]]:
-        """Return the static recipe or expert that is best on the searched part of dev.
-
-        Returns:
-            Its label, its position and its scores there.
-        """
-        state = self.record.state
-        own_count, names, groups = state["own"], state["experts"], len(state["groups"])
-        known = np.array([self.search_utility((0, i)) for i in range(own_count)])
-        static = static_start_positions(len(names), groups, FEW_SCALES, among=own_count)
-        learnt = utility_start_positions(known, len(names), groups, FEW_SCALES, among=own_count)
-        candidates = dict(
-            zip(static[0] + learnt[0], np.vstack([static[1], learnt[1]]), strict=True)
-        )
-        scores = {
-            label: self.score_position_on_dev(position.tolist())
-            for label, position in candidates.items()
-        }
-        utilities = {label: self.metric_task.utility(mine) for label, mine in scores.items()}
-        best, alone = max(utilities, key=lambda label: utilities[label]), int(np.argmax(known))
-        if known[alone] >= utilities[best]:
-            return names[alone], self.record.position_at((0, alone)), self.dev_scores((0, alone))
-        return best, candidates[best].tolist(), scores[best]
-
-    def _best_expert_by_domain(self) -> tuple[list[Score], list[Score], dict[str, str]]:
-        """Return dev and test scores, and names, of the best expert of each domain on its items."""
-        task, state = self.metric_task, self.record.state
-        dev = [self.task.items("dev")[index] for index in self.searched]
-        answers = [self.dev_scores((0, i)) for i in range(state["own"])]
-        best = {
-            domain: max(
-                range(len(answers)), key=lambda i: sum(answers[i][p].value for p in indices)
-            )
-            for domain, indices in group_items_by_domain(dev).items()
-        }
-        overall = max(range(len(answers)), key=lambda i: task.utility(answers[i]))
-        test: dict[int, Score] = {}
-        for domain, indices in group_items_by_domain(task.items("test")).items():
-            position = self.record.position_at((0, best.get(domain, overall)))
-            name = BASELINE_LABELS["experts"]
-            scores = self.score_position_on_test(position, indices, name)
-            test |= dict(zip(indices, scores, strict=True))
-        mine = [answers[best[item_domain(item)]][i] for i, item in enumerate(dev)]
-        named = {domain: state["experts"][i] for domain, i in best.items()}
-        return mine, [test[index] for index in sorted(test)], named
-
-    def _best_expert_by_route(self) -> tuple[list[float], list[Score]]:
-        """Return the position with the best expert of each route on dev, and its scores there."""
-        routes = self.item_routes
-        assert routes is not None
-        answers = [self.dev_scores((0, i)) for i in range(self.record.state["own"])]
-        values = mean_by_route(dict(enumerate(answers)), routes, self.routes, len(answers))
-        rows = np.array([self.record.position_at((0, i)) for i in range(len(answers))])
-        parts = rows.reshape(len(answers), values.shape[1], -1)
-        # A route without items has the first expert.
-        best = np.where(np.isnan(values), -np.inf, values).argmax(axis=0)
-        position = [parts[expert, route] for route, expert in enumerate(best)]
-        dev = [answers[best[route]][i] for i, route in enumerate(routes.tolist())]
-        return np.concatenate(position).tolist(), dev
-
-    def _check_constraints(self, after: ParticleIndex, test: bool) -> dict[str, Constraint]:
+    def _check_constraints(
+        self, after: ParticleIndex, end: Sequence[Score]
+    ) -> dict[str, Constraint]:
         """Return the bound and value of each constrained part, paired with the base on test."""
         front, found = self.pareto_front, {}
         for name, (bound, value) in self.constraint_values(after).items():
             assert front is not None
-            base = front.constraints[name] == BASE_BOUND
-            part = self.metric_task.tasks[name]
-            mine = self._subtask_scores(name, self.test_scores(after)) if test else []
-            on_test = measure(part, mine) if test else None
-            on_base = gain = None
-            if test and base and front.base_index is not None:
-                base_scores = self.test_scores(front.base_index, BASELINE_LABELS["base"])
-                theirs = self._subtask_scores(name, base_scores)
+            base, part = front.constraints[name] == BASE_BOUND, self.metric_task.tasks[name]
+            on_test = on_base = gain = None
+            if end:
+                mine = self._subtask_scores(name, end)
+                on_test = measure(part, mine)
+            if end and base and front.base_index is not None:
+                scores = self.test_scores(front.base_index, BASELINE_LABELS["base"])
+                theirs = self._subtask_scores(name, scores)
                 on_base, gain = measure(part, theirs), paired_gain(part, mine, theirs)
             found[name] = Constraint(bound, base, value, value >= bound, on_test, on_base, gain)
         return found
 
-    def _measure_front(self, limit: int) -> list[FrontPoint]:
+    def _measure_front(self, front: ParetoFront, limit: int) -> list[FrontPoint]:
         """Measure points of the front on dev and test, part by part, by the task's own metric."""
-        front, task = self.pareto_front, self.metric_task
-        if front is None:
-            return []
-        tasks = task.tasks
-        found = []
+        task, found = self.metric_task, []
         for number in front.evenly_spaced_points(limit):
             index = front.front_indices[number]
-            dev, test = (
-                self.dev_scores(index),
-                self.test_scores(index, f"point {number} of the front"),
-            )
+            name = f"point {number} of the front"
+            both = self.dev_scores(index), self.test_scores(index, name)
             parts = [
-                {
-                    name: measure(part, self._subtask_scores(name, scores))
-                    for name, part in tasks.items()
-                }
-                for scores in (dev, test)
-            ]
-            found.append(FrontPoint(index, measure(task, dev), measure(task, test), *parts))
+                {name: measure(part, self._subtask_scores(name, scores))
+                 for name, part in task.tasks.items()}
+                for scores in both
+            ]  # fmt: skip
+            dev, test = (measure(task, scores) for scores in both)
+            found.append(FrontPoint(index, dev, test, *parts))
         return found
 
     def _subtask_scores(self, name: str, scores: Sequence[Score]) -> list[Score]:
         """Return the scores of one part, as given by the part itself."""
-        found: list[Score] = self.metric_task.scores_by_subtask(scores)[name]  # type: ignore[attr-defined]
-        return found
+        return self.metric_task.scores_by_subtask(scores)[name]  # type: ignore[attr-defined]
 
     def _measure_vote(self, limit: int, test: bool) -> Vote | None:
         """Measure the vote of the top k; k is the best on dev, where all answers are known."""
-        task, members = self.metric_task, self.best_finalists(limit)
+        task, members = self.metric_task, self.record.personal_bests(limit)
+        if task is not self.task:
+            members = self.record.personal_bests(FINALIST_COUNT)
+            members = sorted(members, key=self._rank_key, reverse=True)[:limit]
         if len(members) < 2:
             return None
         weights = [self.search_utility(member) for member in members]
-        dev = [self.task.items("dev")[index] for index in self.searched]
+
+        def vote(split: str, answers: Sequence[Sequence[Score]]) -> list[Score]:
+            return majority_vote(task, self._items(split), answers, weights[: len(answers)])
+
         answers = [self.dev_scores(member) for member in members]
-        by_size = [
-            task.utility(majority_vote(task, dev, answers[:k], weights[:k]))
-            for k in range(1, len(members) + 1)
-        ]
+        sizes = range(1, len(members) + 1)
+        by_size = [task.utility(vote("dev", answers[:size])) for size in sizes]
         size = by_size.index(max(by_size)) + 1
         voted = None
         if test:
-            voters = [
-                self.test_scores(member, f"voter {number}")
-                for number, member in enumerate(members[:size], 1)
-            ]
-            items = task.items("test")
-            voted = measure(task, majority_vote(task, items, voters, weights[:size]), items)
-        voting = [
-            (*member, weight) for member, weight in zip(members[:size], weights, strict=False)
-        ]
+            names = [f"voter {number}" for number in sizes[:size]]
+            voters = [self.test_scores(*one) for one in zip(members, names, strict=False)]
+            voted = measure(task, vote("test", voters), self._items("test"))
+        voting = [(*members[i], weights[i]) for i in range(size)]
         return Vote(voting, by_size, voted)
+
+
+def _digest(items: Sequence[Item]) -> str:
+    return short_digest([dict(item) for item in items])
 
 
 def sum_scoring_costs(record: RunRecord) -> dict[str, dict[str, float]]:
@@ -702,9 +674,8 @@ def sum_scoring_costs(record: RunRecord) -> dict[str, dict[str, float]]:
     for path in sorted((record.folder / "answers").glob("*.json.gz")):
         content = read_gzip_json(path)
         split = "test" if path.name.startswith("test_") else "dev"
-        several = isinstance(content, dict)
-        rows = [row for mine in content.values() for row in mine] if several else content
-        for row in rows:
+        parts = content.values() if isinstance(content, dict) else [content]
+        for row in [row for part in parts for row in part]:
             measures = row.get("measures", {}).items()
             taken = {name: value for name, value in measures if name.endswith(SPENT_SUFFIXES)}
             text = (split, row["id"], row["text"])
@@ -715,10 +686,6 @@ def sum_scoring_costs(record: RunRecord) -> dict[str, dict[str, float]]:
         if not found:
             return {}
     return found
-
-
-EXACT_ERROR = 1e-6
-"""Relative errors of saved weights up to this are float32 rounding."""
 
 
 def reconstruction_error(folder: Path) -> float:

@@ -36,14 +36,14 @@ def describe_plan(run: Run, config: Mapping[str, Any]) -> str:
         UserError: An error that a start would raise.
     """
     buffer_log()
-    items = run.check_inputs()
+    run.check_inputs()
     folder, begun = run.model.on_disk(), "new"
     if folder:
         here = replace(run.model, path=str(folder))
         begun = _describe_progress(run, config, here)
         run.pool.check()
-        if run.fit_items_to_context(run.engine.check(here, run.pool)):
-            items = run.check_inputs()
+        run.fit_items_to_context(run.engine.check(here, run.pool))
+    items = len(run.searched)
     start, batch, positions = count_positions(run, items)
     spent, final = positions * items, run.final_items()
     descent = run.optimizer.plan_descent(items) if run.uses_gradients else None

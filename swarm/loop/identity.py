@@ -5,15 +5,13 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from swarm._util.files import name_fault, path_fault, short_digest
+from swarm._util.files import path_fault, short_digest
 from swarm._util.secrets import identity_values
 from swarm._version import __version__
 from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
 from swarm.pool.pool import ExpertPool
-from swarm.tasks.base import (
-    Task,
-)
+from swarm.tasks.base import Task
 
 
 def check_run_path(name: object, folder: object) -> None:
@@ -22,21 +20,13 @@ def check_run_path(name: object, folder: object) -> None:
     Raises:
         UserError: Either is not allowed; the message names the allowed values.
     """
-    if not isinstance(folder, str):
-        raise UserError(f"folder={folder!r}: must be the folder of the runs")
-    if fault := path_fault(folder):
-        raise UserError(f"folder={folder[:80]!r} {fault}; must be the folder of the runs")
-    if not isinstance(name, str) or name in (".", "..") or "/" in name:
-        raise UserError(f"name={name!r}: must be the name of a folder below {folder}/")
-    if fault := name_fault(name):
-        raise UserError(f"name={name[:80]!r} {fault}; must be the name of a folder in {folder}/")
-
-
-def resolve_groups(config: Mapping[str, Any], pool: ExpertPool) -> Mapping[str, Any]:
-    """Return the configuration with `auto` of pool.groups and pool.routes resolved."""
-    if "pool" not in config:
-        return config
-    return {**config, "pool": {**config["pool"], **pool.resolved_settings}}
+    for key, value, what in (("folder", folder, "the folder of the runs"),
+                             ("name", name, f"the name of a folder below {folder}/")):  # fmt: skip
+        fault = path_fault(value) if isinstance(value, str) else "is no text"
+        if key == "name" and not fault and ("/" in str(value) or value in (".", "..")):
+            fault = "is a path"
+        if fault:
+            raise UserError(f"{key}={value!r:.80}: must be {what}; it {fault}")
 
 
 IDENTITY_KEYS = (
@@ -127,8 +117,7 @@ def identity_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the identifying settings with dotted keys; without secrets, see `identity_values`."""
     flat = _flatten_config({key: config[key] for key in IDENTITY_KEYS if key in config})
     found = {key: value for key, value in flat.items() if not IGNORED_SCORER_KEYS.search(key)}
-    cleaned: dict[str, Any] = identity_values(found)
-    return cleaned
+    return identity_values(found)
 
 
 def digest_items(task: Task, split: str) -> str:

@@ -2,15 +2,14 @@
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from swarm.errors import UserError
 from swarm.loop.evaluator import EvaluatedPositions
-from swarm.runs.folder import RunRecord, position_key
+from swarm.runs.folder import RunRecord
 
 
 class Budget:
@@ -26,7 +25,7 @@ class Budget:
 
     def __init__(self, prompts: int | None = None) -> None:
         self.prompts = prompts
-        self._items = 0
+        self.items = 0  # dev items that a position costs
 
     def check_experts_fit(self, experts: int, items: int) -> None:
         """Check that scoring the experts on this many dev items fits the budget.
@@ -34,22 +33,22 @@ class Budget:
         Raises:
             UserError: The experts do not fit.
         """
-        self._items = items
+        self.items = items
         if self.prompts is not None and self.prompts < experts * items:
             raise UserError(
                 f"budget={self.prompts}: the {experts} experts alone need {experts} x {items} "
                 "dev prompts; raise it, or lower task.dev_limit"
             )
 
+    def remaining_prompts(self, record: RunRecord) -> float:
+        """Return the prompts left; infinity without a budget."""
+        return math.inf if self.prompts is None else self.prompts - record.prompts_spent()
+
     def exhausted_reason(self, record: RunRecord) -> str | None:
         """Return why the budget ends the search (no room for another position), else `None`."""
-        if not record.iterations or self._remaining_prompts(record) >= self._items:
+        if not record.iterations or self.remaining_prompts(record) >= self.items:
             return None
         return f"{record.prompts_spent()} of a budget of {self.prompts} dev prompts used"
-
-    def allows_gradients(self, record: RunRecord, cost: int) -> bool:
-        """Return whether gradients of this cost leave room to evaluate at least one position."""
-        return cost + self._items <= self._remaining_prompts(record)
 
     def affordable_rows(
         self,
@@ -65,21 +64,17 @@ class Budget:
             known: Positions evaluated before; they are free.
             spent: Prompt-equivalents of this iteration that are not in the record yet.
         """
-        affordable = (self._remaining_prompts(record) - spent) // self._items
-        new: set[str] = set()
+        affordable = (self.remaining_prompts(record) - spent) // self.items
+        new: set[tuple[float, ...]] = set()
         found = []
         for i in wanted:
-            if positions[i] not in known:
-                if len(new | {position_key(positions[i])}) > affordable:
+            row = tuple(positions[i].tolist())
+            if row not in new and row not in known:
+                if len(new) >= affordable:
                     continue
-                new.add(position_key(positions[i]))
+                new.add(row)
             found.append(i)
         return found
-
-    def _remaining_prompts(self, record: RunRecord) -> float:
-        if self.prompts is None:
-            return math.inf
-        return self.prompts - record.prompts_spent()
 
 
 class TimeLimit:
@@ -110,12 +105,9 @@ class TimeLimit:
         """Begin to count the seconds of an iteration."""
         self._began, self._scoring = time.monotonic(), 0.0
 
-    @contextmanager
-    def scoring(self) -> Iterator[None]:
-        """Count the seconds of the block as those of scoring."""
-        began = time.monotonic()
-        yield
-        self._scoring += time.monotonic() - began
+    def add_scoring(self, seconds: float) -> None:
+        """Count seconds since `begin` as those of scoring."""
+        self._scoring += seconds
 
     def take_seconds(self) -> dict[str, float]:
         """Return the seconds since `begin` and those of scoring, and begin anew.

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -54,19 +54,6 @@ class RaceResult:
     stopped: tuple[int, ...]
     prompts_scored: int
     saved: int
-
-    def complete_scores(self) -> dict[int, list[Score]]:
-        """Return the scores of fully evaluated particles; only these have a utility."""
-        return {i: list(s.values()) for i, s in self.scores.items() if i not in self.stopped}
-
-    def to_record(self, particles: int) -> dict[str, Any]:
-        """Return the JSON record; `items_scored` is None for particles that were not evaluated."""
-        scored = [len(self.scores[i]) if i in self.scores else None for i in range(particles)]
-        return {
-            "items_scored": scored,
-            "prompts_scored": self.prompts_scored,
-            "prompts_saved": self.saved,
-        }
 
 
 @checked("racing")
@@ -129,13 +116,20 @@ class Racing:
             return []
         found: list[Incumbent | None] = []
         for i in range(len(record.iterations[0]["positions"])):
-            index = record.best_index(i)
+            index = record.find_best(i)
             utility = record.utility_at(index)
-            if utility is not None and index not in self._values:
-                values = tuple(float(row["value"]) for row in record.load_iteration_answers(*index))
-                self._check_mean_utility(values, utility)
+            if utility is None:
+                found.append(None)
+                continue
+            if index not in self._values:
+                values = tuple(float(row["value"]) for row in record.load_answers(index))
+                if abs(fmean(values) - utility) > 1e-9 or max(values) > self._highest:
+                    raise UserError(
+                        f"racing={self.rule}: the task's utility is not the mean of item values of "
+                        f"at most {self._highest:g}; start a new run with racing=off"
+                    )
                 self._values[index] = values
-            found.append(None if utility is None else Incumbent(utility, self._values[index]))
+            found.append(Incumbent(utility, self._values[index]))
         return found
 
     def race_particles(
@@ -154,49 +148,41 @@ class Racing:
             marks: Incumbents of all particles, as returned by `find_incumbents`.
             items: Number of dev items.
         """
-        racing = any(mark is not None for mark in marks)
-        order = self.item_order(marks, items, seed, iteration) if racing else list(range(items))
-        chunk = self.chunk if racing else items
+        keys = {i: tuple(map(float, row)) for i, row in positions.items()}
         found: dict[int, dict[int, Score]] = {i: {} for i in positions}
-        live, evaluated = list(positions), 0
+        live, evaluated, order, chunk = list(positions), 0, list(range(items)), items
+        racing = [mark for mark in marks if mark is not None]
+        if racing:
+            order, chunk = self.item_order(racing, items, seed, iteration), self.chunk
         for start in range(0, items, chunk):
             if racing:
                 live = [i for i in live if not self._should_stop(found[i], marks[i], items)]
             indices = order[start : start + chunk]
-            rows = [positions[i] for i in live]
-            evaluated += _count_distinct(rows) * len(indices)
-            for i, scores in zip(live, ask(rows, indices) if rows else [], strict=True):
+            evaluated += len({keys[i] for i in live}) * len(indices)
+            rows = ask([keys[i] for i in live], indices) if live else []
+            for i, scores in zip(live, rows, strict=True):
                 found[i].update(zip(indices, scores, strict=True))
         return RaceResult(
             {i: dict(sorted(scores.items())) for i, scores in found.items()},
-            tuple(i for i, scores in found.items() if len(scores) < items),
+            tuple([i for i, scores in found.items() if len(scores) < items]),
             evaluated,
-            _count_distinct(list(positions.values())) * items - evaluated,
+            len(set(keys.values())) * items - evaluated,
         )
 
     def item_order(
-        self, marks: Sequence[Incumbent | None], items: int, seed: int, iteration: int
+        self, marks: Sequence[Incumbent], items: int, seed: int, iteration: int
     ) -> list[int]:
         """Return the order in which every particle of an iteration is scored on the items."""
         if self.rule == "z":
-            draw = counter_rng(seed, iteration, 0, ITEM_ORDER_STREAM)
-            return [int(index) for index in draw.permutation(items)]
-        known = np.array([mark.values for mark in marks if mark is not None])
-        return [int(index) for index in np.argsort(known.mean(axis=0), kind="stable")]
-
-    def _check_mean_utility(self, values: Sequence[float], utility: float) -> None:
-        """Raise if the first answers contradict the task's declared utility or highest value."""
-        if abs(fmean(values) - utility) > 1e-9 or max(values) > self._highest:
-            raise UserError(
-                f"racing={self.rule}: the task's utility is not the mean of item values of at most "
-                f"{self._highest:g}; start a new run with racing=off"
-            )
+            return counter_rng(seed, iteration, 0, ITEM_ORDER_STREAM).permutation(items).tolist()
+        known = np.array([mark.values for mark in marks])
+        return np.argsort(known.mean(axis=0), kind="stable").tolist()
 
     def _should_stop(self, scores: Mapping[int, Score], mark: Incumbent | None, items: int) -> bool:
         if mark is None:
             return False
-        values = [score.value for score in scores.values()]
         if self.rule == "exact":
+            values = [score.value for score in scores.values()]
             return cannot_beat(values, items, self._highest, mark.utility)
         looks = max(1, (items - 1) // self.chunk)
         gains = [s.value - mark.values[index] for index, s in scores.items()]
@@ -214,7 +200,3 @@ def cannot_beat(values: Sequence[float], items: int, highest: float, best: float
         highest: Highest value that an item can have.
     """
     return fmean([*values, *[highest] * (items - len(values))]) <= best
-
-
-def _count_distinct(rows: Sequence[Sequence[float]]) -> int:
-    return len({tuple(float(c) for c in row) for row in rows})

@@ -15,7 +15,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from swarm._util.secrets import clean
 from swarm._util.settings import Count, Positive, PositiveNumber, Settings, parse_settings
+from swarm._util.terminal import pluralize
 from swarm.engine.base import Engine
 from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
@@ -44,7 +46,6 @@ from swarm.loop.identity import (
     check_run_path,
     digest_items,
     engine_versions,
-    resolve_groups,
     search_identity,
     shared_score_context,
 )
@@ -56,7 +57,7 @@ from swarm.optimizers.gradient import MIN_ROUTE_ITEMS
 from swarm.optimizers.static_merges import count_static_merges
 from swarm.optimizers.swarm import NORM_LIMIT
 from swarm.pool.pool import ExpertPool, Pool
-from swarm.runs.folder import RunRecord
+from swarm.runs.folder import CONFIG_FILE, RunRecord
 from swarm.runs.pareto_front import (
     check_objectives,
     compute_objectives,
@@ -72,6 +73,14 @@ log = logging.getLogger(__name__)
 
 DERIVE_S = 3.0
 """Minimum interval in seconds between two writes of the files derived from the state."""
+
+FINAL_ACTIVITIES = {
+    "test": "test",
+    "judged": "evaluating dev",
+    "confirm": "evaluating held-out dev items",
+    "again": "evaluating dev once more in other batches",
+}
+"""Activities after the search by kind of stored answers (`FinalEvaluation`)."""
 
 
 class SearchSettings(Settings):
@@ -151,7 +160,7 @@ class Run:
         self.uses_gradients, self.notes = False, list[str]()
         self._evaluator = Evaluator(task, executor, job, shared)
         self._known = EvaluatedPositions(self.record)
-        self._searched, self._held_out = list[int](), list[int]()  # indices of dev items
+        self.searched, self.held_out = list[int](), list[int]()  # indices of dev items
         self._item_routes: np.ndarray | None = None  # the route of each searched item
         self._derive_at = 0.0
         self._tested: Counter[str] = Counter()
@@ -192,7 +201,11 @@ class Run:
     def _run_iterations(self) -> None:
         try:
             while (reason := self.optimizer.stop_reason() or self._limit_reason()) is None:
-                self._run_iteration(len(self.record.iterations))
+                number = len(self.record.iterations)
+                self._run_iteration(number)
+                self.view.show_iteration(number)
+                if time.monotonic() >= self._derive_at:
+                    self._derive_files()
         except KeyboardInterrupt:
             # A killed process may leave derived files that are some seconds old; the next start
             # repairs them.
@@ -205,59 +218,68 @@ class Run:
         self.view.show_end(reason)
 
     def _run_iteration(self, number: int) -> None:
-        """Run one iteration: ask, evaluate, tell, record, show."""
-        gradients, shared = self._descend(number), self._evaluator.shared
+        """Run one iteration: ask, evaluate, tell, record."""
+        facts, shared = self._descend(number), self._evaluator.shared
         positions = self.optimizer.ask()  # [N, G * K]
-        wanted, rows = self._choose_rows(positions, number, _gradient_cost(gradients))
+        self._evaluator.names = name_positions(positions, number)
+        experts, groups = 0 if number else len(self.pool.names), len(self.pool.groups)
+        wanted = rows_to_evaluate(positions, self.optimizer.evaluate, experts, groups)
+        cost = facts.get("losses_computed", 0) + 3 * facts.get("gradients_computed", 0)
+        rows = self.budget.affordable_rows(self.record, positions, wanted, self._known, cost)
         raced = self._evaluate(positions, rows, number)
         utilities, objectives = self._tell(raced, len(positions))
 
-        facts = raced.to_record(len(positions)) | {"beyond_budget": len(wanted) - len(rows)}
-        facts |= gradients
+        scored = raced.scores
+        counts = [len(scored[i]) if i in scored else None for i in range(len(positions))]
+        facts |= {"items_scored": counts, "prompts_scored": raced.prompts_scored}
+        facts |= {"prompts_saved": raced.saved, "beyond_budget": len(wanted) - len(rows)}
         if self._evaluator.cache:
             facts["prompts_shared"] = self._evaluator.shared - shared
         if objectives is not None:
             facts["objectives"] = objectives_to_lists(objectives)
         facts |= self.limit.take_seconds()
-        answers = self._answer_records(raced)
+        dev = self.task.items("dev")
+        answers = {
+            i: scores_to_records([dev[self.searched[n]] for n in scores], [*scores.values()])
+            for i, scores in raced.scores.items()
+        }
         self.record.add_iteration(positions, utilities, answers, self.optimizer.state_dict(), facts)
-        if time.monotonic() >= self._derive_at:
-            self._derive_files()
         entry = self.record.iterations[-1]
         self._known.add_iteration(number, entry["positions"], entry["utilities"])
-        self.view.show_iteration(number)
 
-    def _limit_reason(self) -> str | None:
-        """Return why budget or time ends the search; a position with known answers is free."""
-        if self.optimizer.composes_next:
-            return None
-        if reason := self.budget.exhausted_reason(self.record):
-            return reason
-        if reason := self.limit.exhausted_reason(self.record, self.final_items()):
-            self.record.state["minutes"] = self.limit.minutes
-        return reason
-
-    def _choose_rows(
-        self, positions: np.ndarray, number: int, spent: int
-    ) -> tuple[list[int], list[int]]:
-        """Return the rows whose utility is wanted, and those of them that the budget allows."""
-        self._evaluator.names = name_positions(positions, number)
-        experts, groups = 0 if number else len(self.pool.names), len(self.pool.groups)
-        wanted = rows_to_evaluate(positions, self.optimizer.evaluate, experts, groups)
-        rows = self.budget.affordable_rows(self.record, positions, wanted, self._known, spent)
-        return wanted, rows
+    def _descend(self, number: int) -> dict[str, Any]:
+        """Answer the optimizer's gradient requests; return the number of examples used, by kind."""
+        if not self.uses_gradients or number == 0:
+            return {}
+        losses = gradients = 0
+        items = len(self.searched)
+        plan, descent = self.optimizer.plan_descent(items), self.optimizer.descend(items)
+        answers: list[Any] | None = None  # the first value sent to a generator
+        with contextlib.suppress(StopIteration):
+            while True:
+                wanted = descent.send(answers)  # type: ignore[arg-type]
+                cost = losses + 3 * gradients + sum(one.prompt_cost for one in wanted)
+                # At least one position has to be evaluated afterwards.
+                if cost + items > self.budget.remaining_prompts(self.record):
+                    descent.close()
+                    break
+                if answers is None:
+                    examples = plan.examples if plan else sum(len(one.items) for one in wanted)
+                    size = describe_descent(plan) if plan else f"{examples} items at first"
+                    activity = f"iteration {number}: gradient steps"
+                    self.view.start("gradients", f"gradient steps: {size}", activity, examples)
+                losses += sum(len(one.items) for one in wanted if not one.slope)
+                gradients += sum(len(one.items) for one in wanted if one.slope)
+                answers = self._evaluator.compute_gradients(wanted, self.searched, number)
+        return {"losses_computed": losses, "gradients_computed": gradients}
 
     def _evaluate(self, positions: np.ndarray, rows: Sequence[int], number: int) -> RaceResult:
         """Score rows on dev; the known ones are read from the record."""
         new = [i for i in rows if positions[i] not in self._known]
-        items, count = len(self._searched), len(new)
-        each = f"{count} position{'s' * (count != 1)}, {items} items{' each' * (count > 1)}"
-        self.view.start(
-            "dev",
-            f"evaluating dev: {each}",
-            f"iteration {number}: evaluating dev",
-            count * items,
-        )
+        items, count = len(self.searched), len(new)
+        each = f"{pluralize(count, 'position')}, {items} items{' each' * (count > 1)}"
+        activity = f"iteration {number}: evaluating dev"
+        self.view.start("dev", f"evaluating dev: {each}", activity, count * items)
         raced = self.racing.race_particles(
             self._score_dev,
             {i: positions[i] for i in new},
@@ -266,11 +288,22 @@ class Run:
             self.settings.seed,
             number,
         )
-        self._known.fill_known_scores(raced.scores, positions, rows)
+        for i in rows:
+            if i not in raced.scores:
+                raced.scores[i] = self._known.load_scores(positions[i])
         if number == 0:
             scale = calibrate_scale(self.task, raced.scores, self.pool.expert_count)
             self.record.state["scale"] = scale
         return raced
+
+    def _score_dev(
+        self, positions: Sequence[Sequence[float]], items: Sequence[int]
+    ) -> list[list[Score]]:
+        began = time.monotonic()
+        indices = [self.searched[index] for index in items]
+        scores = self._evaluator.score_positions(positions, "dev", indices)
+        self.limit.add_scoring(time.monotonic() - began)
+        return scores
 
     def _tell(self, raced: RaceResult, count: int) -> tuple[np.ndarray, np.ndarray | None]:
         """Give the optimizer the numbers of N = `count` positions.
@@ -278,7 +311,7 @@ class Run:
         Returns:
             Their utilities [N], NaN where not every item was scored, and their objectives.
         """
-        complete = raced.complete_scores()
+        complete = {i: [*s.values()] for i, s in raced.scores.items() if i not in raced.stopped}
         utilities = np.full(count, np.nan)
         for i, scores in complete.items():
             utilities[i] = self.task.utility(scores)
@@ -292,50 +325,15 @@ class Run:
         self.optimizer.tell(utilities, np.isin(np.arange(count), raced.stopped), objectives)
         return utilities, objectives
 
-    def _score_dev(
-        self, positions: Sequence[Sequence[float]], items: Sequence[int]
-    ) -> list[list[Score]]:
-        with self.limit.scoring():
-            chosen = [self._searched[index] for index in items]
-            return self._evaluator.score_positions(positions, "dev", chosen)
-
-    def _answer_records(self, raced: RaceResult) -> dict[int, list[dict[str, Any]]]:
-        dev = [self.task.items("dev")[index] for index in self._searched]
-        return {
-            i: scores_to_records([dev[index] for index in scores], [*scores.values()])
-            for i, scores in raced.scores.items()
-        }
-
-    def _descend(self, number: int) -> dict[str, int]:
-        """Answer the optimizer's gradient requests; return the number of examples used, by kind."""
-        if not self.uses_gradients or number == 0:
-            return {}
-        taken = {"losses_computed": 0, "gradients_computed": 0}
-        items = len(self._searched)
-        plan, descent = self.optimizer.plan_descent(items), self.optimizer.descend(items)
-        answers: list[Any] | None = None
-        while True:
-            try:
-                # The first value sent to a generator must be None.
-                wanted = descent.send(answers)  # type: ignore[arg-type]
-            except StopIteration:
-                return taken
-            cost = _gradient_cost(taken) + sum(one.prompt_cost for one in wanted)
-            if not self.budget.allows_gradients(self.record, cost):
-                descent.close()
-                return taken
-            if not any(taken.values()):
-                examples = plan.examples if plan else sum(len(one.items) for one in wanted)
-                size = describe_descent(plan) if plan else f"{examples} items at first"
-                self.view.start(
-                    "gradients",
-                    f"gradient steps: {size}",
-                    f"iteration {number}: gradient steps",
-                    examples,
-                )
-            for one in wanted:
-                taken["gradients_computed" if one.slope else "losses_computed"] += len(one.items)
-            answers = self._evaluator.compute_gradients(wanted, self._searched, number)
+    def _limit_reason(self) -> str | None:
+        """Return why budget or time ends the search; a position with known answers is free."""
+        if self.optimizer.composes_next:
+            return None
+        if reason := self.budget.exhausted_reason(self.record):
+            return reason
+        if reason := self.limit.exhausted_reason(self.record, self.final_items()):
+            self.record.state["minutes"] = self.limit.minutes
+        return reason
 
     def _derive_files(self) -> None:
         """Write scratchpad, new bests and front, whose cost grows with the number of iterations.
@@ -352,51 +350,45 @@ class Run:
 
     def _open_folder(self, config: Mapping[str, Any], arguments: Sequence[str] | None) -> None:
         """Check everything that can be checked before the first byte is written, then begin."""
-        held = buffer_log()
-        dev = self.check_inputs()
+        held, record, pool = buffer_log(), self.record, self.pool
+        self.check_inputs()
         self.tracker.check()
-        self.pool.check()
-        if self.fit_items_to_context(self.engine.check(self.model, self.pool)):
-            dev = self.check_inputs()
-        identity = search_identity(config, self.settings.seed, self.task, self.model, self.pool)
-        self.executor.open(Worker(self.model, self.pool, self.task, self.engine))
+        pool.check()
+        self.fit_items_to_context(self.engine.check(self.model, pool))
+        identity = search_identity(config, self.settings.seed, self.task, self.model, pool)
+        self.executor.open(Worker(self.model, pool, self.task, self.engine))
         if self._evaluator.cache:
             context = shared_score_context(identity, config, self.task, self.settings.test)
             self._evaluator.cache.set_context(context)
-        self.record.load_state(identity)  # a folder with another search is not even locked
+        record.load_state(identity)  # a folder with another search is not even locked
         self.view.acquire_lock()
-        resumed = self.record.open_or_resume(
-            identity, self.pool.names, self.pool.groups, self.pool.expert_count
-        )
-        if self.limit.was_raised(self.record.state):
-            self.record.reopen()
-        self.record.note = {"prompt_form": prompt_form(self.task)}
-        flush_log_to(self.record.folder, held)
+        resumed = record.open_or_resume(identity, pool.names, pool.groups, pool.expert_count)
+        if self.limit.was_raised(record.state):
+            record.reopen()
+        record.note = {"prompt_form": prompt_form(self.task)}
+        flush_log_to(record.folder, held)
         if config:
-            self.record.save_config(resolve_groups(config, self.pool))
+            resolved = {"pool": {**config.get("pool", {}), **pool.resolved_settings}}
+            record.write_json(CONFIG_FILE, clean({**config, **resolved}))
         if arguments is not None:
-            self.record.save_command(arguments)
-        if resumed and self.record.iterations:
-            self._restore()
-        if changed := self.record.record_versions(engine_versions()):
+            record.save_command(arguments)
+        if resumed:
+            self.optimizer.load_state_dict(record.state["optimizer"])
+            for number, entry in enumerate(record.iterations):
+                self._known.add_iteration(number, entry["positions"], entry["utilities"])
+            if scale := record.state["scale"]:
+                self.task.restore_scale(scale)
+            record.write_outputs(pool)
+        if changed := record.record_versions(engine_versions()):
             log.warning("%s: answers may differ from earlier ones by rounding", changed)
         base = self.model.describe_substitute()
         notes = [f"base: {self.model.path} as {base}"] if base else []
         self.view.progress.final_items = self.final_items()
-        self.view.show_start(
-            resumed, self.task.name, dev, len(self._held_out), [*notes, *self.notes]
-        )
+        items = len(self.searched), len(self.held_out)
+        self.view.show_start(resumed, self.task.name, *items, [*notes, *self.notes])
 
-    def _restore(self) -> None:
-        self.optimizer.load_state_dict(self.record.state["optimizer"])
-        for number, entry in enumerate(self.record.iterations):
-            self._known.add_iteration(number, entry["positions"], entry["utilities"])
-        if scale := self.record.state["scale"]:
-            self.task.restore_scale(scale)
-        self.record.write_outputs(self.pool)
-
-    def fit_items_to_context(self, tokenizer: Any) -> bool:
-        """Check that prompts fit into the model's context; return whether dev items were left out.
+    def fit_items_to_context(self, tokenizer: Any) -> None:
+        """Check that prompts fit into the model's context; dev items may be left out.
 
         Raises:
             UserError: They do not fit.
@@ -404,47 +396,44 @@ class Run:
         before = len(self.task.items("dev"))
         splits = ("dev", "test") if self.settings.test else ("dev",)
         check_context(self.task, tokenizer, self.engine.context, splits)
-        return len(self.task.items("dev")) < before
+        if len(self.task.items("dev")) < before:
+            self.check_inputs()
 
-    def check_inputs(self) -> int:
-        """Read items and pool, start the optimizer; return the number of dev items it will see.
+    def check_inputs(self) -> None:
+        """Read items and pool, and start the optimizer.
 
         Raises:
             UserError: An input is invalid, or the inputs do not go together.
         """
-        dev = self.task.items("dev")
-        if self.settings.test:
+        dev, settings = self.task.items("dev"), self.settings
+        if settings.test:
             self.task.items("test")
-        self._searched, self._held_out = split_dev_holdout(
-            dev, self.settings.confirm, self.settings.seed
-        )
+        self.searched, self.held_out = split_dev_holdout(dev, settings.confirm, settings.seed)
         self.task.check()
         self._start_optimizer()
         self._known = EvaluatedPositions(self.record, self._item_routes, self.pool.routes)
         check_objectives(self.optimizer, self.task)
         self.racing.check_raceable(self.task, self.optimizer)
-        return len(self._searched)
 
     def _start_optimizer(self) -> None:
         """Divide and open the pool, and start the optimizer with what the task offers."""
-        optimizer, pool, items = self.optimizer, self.pool, len(self._searched)
+        optimizer, pool, items = self.optimizer, self.pool, len(self.searched)
         missing = self.task.gold_error
         if not self.engine.differentiable:
             missing = missing or "gradients need engine=hf and a pool of adapters"
-        black_box = self.task.black_box
         resources = SearchResources(
             gradients=missing is None,
             positions=self.budget.prompts // items if self.budget.prompts else None,
-            black_box=black_box,
+            black_box=self.task.black_box,
             norms=pool.update_norms,
         )
         optimizer.set_resources(resources)
         self._item_routes = self._route_prompts(pool) if isinstance(pool, Pool) else None
         optimizer.set_resources(replace(resources, routes=pool.routes))
+        self.uses_gradients = missing is None and optimizer.needs_gradients is not None
         # A black box has few coefficients: its utilities have to rank the positions.
-        fine = missing is None and not black_box and optimizer.needs_gradients is not None
         few = pool.routes > 1 and items < MIN_ROUTE_ITEMS * pool.routes
-        pool.divide(fine and not few)
+        pool.divide(self.uses_gradients and not self.task.black_box and not few)
         pool.open(self.model)
         self.budget.check_experts_fit(len(pool.names), items)
         self.optimizer = optimizer = optimizer.choose(len(pool.names) * len(pool.groups))
@@ -452,7 +441,7 @@ class Run:
         if missing is not None and optimizer.needs_gradients:
             raise UserError(f"optimizer: {missing}; use optimizer=pso, cmaes or nes")
         self.uses_gradients = missing is None and optimizer.needs_gradients is not None
-        self.notes = self._describe_optimizer(missing, black_box)
+        self.notes = self._describe_optimizer(missing)
 
     def _route_prompts(self, pool: Pool) -> np.ndarray | None:
         """Fit the pool's router to the prompts of the searched dev items, if it is to have one.
@@ -468,7 +457,7 @@ class Run:
             pool.route([], False)
             return None
         dev = self.task.items("dev")
-        prompts = first_prompts(self.task, [dev[index] for index in self._searched])
+        prompts = first_prompts(self.task, [dev[index] for index in self.searched])
         reason = None
         if self.task.rounds > 1 or any(len(mine) > 1 for mine in prompts):
             reason = f"task {self.task.name} sends several prompts about an item"
@@ -480,10 +469,10 @@ class Run:
         pool.route(texts, reason is None)
         return pool.router.assign(texts) if pool.router else None
 
-    def _describe_optimizer(self, missing: str | None, black_box: bool) -> list[str]:
+    def _describe_optimizer(self, missing: str | None) -> list[str]:
         """Return the lines to print about the optimizer before a search."""
         optimizer, notes = self.optimizer, []
-        learns = black_box and missing is None
+        learns = self.task.black_box and missing is None
         if optimizer.reason:
             unused = learns and optimizer.needs_gradients is None
             texts = "; only optimizer=pso and gradient use the reference texts" * unused
@@ -516,12 +505,12 @@ class Run:
 
     def _conclude(self) -> Verdict:
         """Return the verdict, from the record if it is of the same settings."""
-        test, front = self.settings.test, self._tested_points()
+        given, test, front = self.settings, self.settings.test, self._tested_points()
         baselines = self.baselines() if test else []
         settings: dict[str, Any] = {
-            "ensemble": self.settings.ensemble,
+            "ensemble": given.ensemble,
             "test_items": digest_items(self.task, "test") if test else None,
-            "noise_floor": self.settings.noise_floor,
+            "noise_floor": given.noise_floor,
             **({"front": front} if front else {}),
             **({"baselines": baselines} if baselines else {}),
         }
@@ -533,17 +522,18 @@ class Run:
                 self._evaluator.score_positions,
                 self._score_rebatched(),
                 self._show_final_evaluation,
-                self._searched,
-                self._held_out,
-                self.optimizer.items_without_gradient(len(self._searched)),
-                self.settings.choose == "kept",
+                self.searched,
+                self.held_out,
+                self.optimizer.items_without_gradient(len(self.searched)),
+                given.choose == "kept",
                 self._item_routes,
                 self.pool.routes,
             )
             ending.choose_bests()
             self.record.write_outputs(self.pool)
-            ensemble, noise_floor = self.settings.ensemble, self.settings.noise_floor
-            verdict = ending.compare_models(test, ensemble, noise_floor, front, baselines, settings)
+            verdict = ending.compare_models(
+                test, given.ensemble, given.noise_floor, front, baselines, settings
+            )
             self.record.state["verdict"] = verdict.to_dict()
             self.record.save_state()
             for name, value in verdict.original_names().items():
@@ -577,8 +567,8 @@ class Run:
                 again += count_static_merges(self.pool.expert_count)
         if self.task.metric_task is not self.task:
             again += self.pool.expert_count + FINALIST_COUNT
-        kept = len(self._held_out) * (FINALIST_COUNT + 1 if settings.choose == "kept" else 2)
-        return tested + again * len(self._searched) + kept
+        kept = len(self.held_out) * (FINALIST_COUNT + 1 if settings.choose == "kept" else 2)
+        return tested + again * len(self.searched) + kept
 
     def _show_final_evaluation(self, kind: str, items: int, name: str) -> None:
         """Show the evaluation of a model of this kind (`FinalEvaluation`) after the search."""
@@ -593,28 +583,14 @@ class Run:
 
     def _score_rebatched(self) -> ScoreFn:
         """Return a function that scores as the search does, without cache, in other batches."""
-        other = Batching(1, (self.job.items or len(self._searched)) // 2 + 1)
+        other = Batching(1, (self.job.items or len(self.searched)) // 2 + 1)
         evaluator = Evaluator(self.task, self.executor, other)
         evaluator.on_job = self.view.show_job
         return evaluator.score_positions
 
 
-FINAL_ACTIVITIES = {
-    "test": "test",
-    "judged": "evaluating dev",
-    "confirm": "evaluating held-out dev items",
-    "again": "evaluating dev once more in other batches",
-}
-"""Activities after the search by kind of stored answers (`FinalEvaluation`)."""
-
-
 def describe_descent(plan: DescentPlan) -> str:
     """Describe the gradient steps before an iteration: "1 position, 20 steps of 8 items"."""
     each = " each" * (plan.particles > 1)
-    count = f"{plan.particles} position{'s' * (plan.particles > 1)}"
+    count = pluralize(plan.particles, "position")
     return f"{count}, {plan.steps} steps{each} of {plan.batch} items"
-
-
-def _gradient_cost(taken: Mapping[str, int]) -> int:
-    """Return the cost in prompt-equivalents of the counts of `Run._descend`."""
-    return taken.get("losses_computed", 0) + 3 * taken.get("gradients_computed", 0)

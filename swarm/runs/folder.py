@@ -13,6 +13,7 @@ differs from its checksum or is missing, was damaged. run.json has the number of
 written, by which a lost end is noticed.
 """
 
+import gzip
 import hashlib
 import json
 import logging
@@ -20,6 +21,7 @@ import marshal
 import os
 import time
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -39,14 +41,13 @@ from swarm._util.files import (
     read_gzip_json,
     remove,
     write_atomic,
-    write_gzip_json,
     write_json,
 )
 from swarm._util.secrets import clean, clean_words, identity_values, read_config
 from swarm.errors import UserError
 from swarm.merging.positions import position_label
 from swarm.runs.lock import STUDY_LOCK_FILE
-from swarm.runs.pareto_front import ParetoFront
+from swarm.runs.pareto_front import ParetoFront, ParticleIndex
 from swarm.runs.verdict import read_verdict
 
 RECORD_FILE = "rounds.jsonl"
@@ -70,8 +71,8 @@ RETRY_S = 0.05
 
 REPAIR_HINT = "rerun the search's command to repair it"
 
-ParticleIndex = tuple[int, int]
-"""(iteration, particle)."""
+COUNTED = ("prompts_scored", "prompts_saved", "losses_computed", "gradients_computed")
+"""Facts of an iteration that are summed."""
 
 log = logging.getLogger(__name__)
 
@@ -84,9 +85,10 @@ class Record:
         rounds: The iterations: positions, utilities and further facts of each.
         optimizer: The optimizer's state after the last one.
         sums: SHA-256 of the files, by path relative to the folder.
+        highest: Highest utility by particle, and the index of its first measurement.
+        counts: Sums over the iterations of the facts in `COUNTED`.
         lines: Number of good lines.
         damage: Description of the first bad line, or "".
-        over: Whether the search had ended before a damage.
     """
 
     def __init__(self, folder: Path, name: str = RECORD_FILE) -> None:
@@ -95,7 +97,9 @@ class Record:
         self.rounds: list[dict[str, Any]] = []
         self.optimizer: dict[str, Any] | None = None
         self.sums: dict[str, str] = {}
-        self.lines, self.damage, self.over = 0, "", False
+        self.highest: dict[int, tuple[float, ParticleIndex]] = {}
+        self.counts: Counter[str] = Counter()
+        self.lines, self.damage = 0, ""
         self._size = 0  # bytes up to the first bad or torn line
         self._is_clean = False
 
@@ -106,13 +110,12 @@ class Record:
             rounds: Number of iterations before which to stop.
         """
         try:
-            data = read_bytes(self.path)
+            *lines, torn = read_bytes(self.path).split(b"\n")
         except FileNotFoundError:
             return self
         except OSError as error:
             self.damage = error.strerror or str(error)
             return self
-        *lines, torn = data.split(b"\n")
         for number, line in enumerate(lines, 1):
             entry = _decode_line(line)
             if rounds is not None and entry and entry.get("iteration") == rounds:
@@ -128,15 +131,21 @@ class Record:
 
     def _apply(self, entry: dict[str, Any]) -> None:
         self.lines += 1
+        added = [entry["round"]] if "round" in entry else []
         if "keep" in entry:
-            del self.rounds[entry["keep"] :]
+            added = self.rounds[: entry["keep"]]
+            self.rounds, self.highest, self.counts = [], {}, Counter()
+        for one in added:
+            for i, utility in enumerate(one["utilities"]):
+                if utility is not None and utility > self.highest.get(i, (-np.inf,))[0]:
+                    self.highest[i] = utility, (len(self.rounds), i)
+            self.counts.update({name: one.get(name, 0) for name in COUNTED})
+            self.rounds.append(one)
+        if "round" in entry:
+            self.optimizer = apply_difference(self.optimizer or {}, entry["optimizer"])
         self.facts |= entry.get("set", {})
         for key in entry.get("unset", ()):
             self.facts.pop(key, None)
-        if "round" in entry:
-            self.rounds.append(entry["round"])
-            self.optimizer = self.optimizer or {}
-            apply_difference(self.optimizer, entry["optimizer"])
         for path, checksum in entry.get("files", {}).items():
             if checksum is None:
                 self.sums.pop(path, None)
@@ -164,7 +173,7 @@ class Record:
         line = text[:-1] + SEAL % _hash_bytes(text).encode() + b"\n"
         append(self.path, line)
         self._size += len(line)
-        self._apply(parse_json(text))
+        self._apply(parse_json(text))  # copies, as in the file: the caller may mutate its own
 
     def state_facts(self, facts: Mapping[str, Any]) -> bool:
         """Append the changes from the known facts to `facts`; return whether there are any."""
@@ -196,12 +205,13 @@ class Record:
 
     def add_checksums(self, *places: str) -> None:
         """Write the checksums of files, or of all files in folders, that exist."""
-        found = {}
-        for place in places:
-            full = self.folder / place
-            for file in sorted(full.rglob("*")) if full.is_dir() else [full]:
-                if file.is_file():
-                    found[file.relative_to(self.folder).as_posix()] = hash_file(file)
+        full = [self.folder / place for place in places]
+        files = [file for one in full for file in (sorted(one.rglob("*")) or [one])]
+        found = {
+            file.relative_to(self.folder).as_posix(): hash_file(file)
+            for file in files
+            if file.is_file()
+        }
         if found:
             self.write({"files": found})
 
@@ -212,11 +222,15 @@ class Record:
 
     def paths_under(self, *places: str) -> list[str]:
         """Return the paths with a checksum that are one of the places or below it."""
-        wanted = set(places)
-        return [path for path in self.sums if not wanted.isdisjoint(_with_parents(path))]
+        wanted = tuple(f"{place}/" for place in places)
+        return [path for path in self.sums if f"{path}/".startswith(wanted)]
 
     def find_damaged(self, place: str = "") -> list[str]:
-        """Return the files, all or those of a place, that are missing or have changed."""
+        """Return the files, all or those of a place, that are missing or have changed.
+
+        Raises:
+            UserError: One cannot be read for now; it may be intact.
+        """
         paths = self.paths_under(place) if place else self.sums
         return sorted(path for path in paths if not self._is_intact(path))
 
@@ -228,7 +242,6 @@ class Record:
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return False
         except OSError as error:
-            # A temporarily unreadable file may be intact, so do not report it as damaged.
             raise UserError(f"{self.folder / path} cannot be read: {error.strerror}") from None
 
 
@@ -236,10 +249,53 @@ def _decode_line(line: bytes) -> dict[str, Any] | None:
     """Return the entry of a line; `None` if its checksum differs."""
     length = len(SEAL % bytes(64))
     text, seal = line[:-length] + b"}", line[-length:]
-    if seal != SEAL % _hash_bytes(text).encode():
-        return None
-    found: dict[str, Any] = parse_json(text)
-    return found
+    return parse_json(text) if seal == SEAL % _hash_bytes(text).encode() else None
+
+
+def _hash_bytes(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def difference(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Return the change from `old` to `new`, both JSON data; small if lists only grew.
+
+    Values are compared by marshal, so that 0.0 and -0.0 differ.
+
+    Returns:
+        `gone` (keys), `set` (values by key), `added` (new items at the end of a list, by key) and
+            `inside` (differences of objects, by key), each only if not empty.
+    """
+    parts: dict[str, Any] = {"gone": [key for key in old if key not in new]}
+    parts |= {"set": {}, "added": {}, "inside": {}}
+    for key, value in new.items():
+        before: Any = old.get(key)
+        if isinstance(value, dict) and isinstance(before, dict):
+            if inner := difference(before, value):
+                parts["inside"][key] = inner
+            continue
+        grows = isinstance(value, list) and isinstance(before, list)
+        start = value[: len(before)] if grows else value
+        try:
+            same = key in old and marshal.dumps(start, 2) == marshal.dumps(before, 2)
+        except ValueError:
+            same = False
+        if not same:
+            parts["set"][key] = value
+        elif grows and len(value) > len(before):
+            parts["added"][key] = value[len(before) :]
+    return {name: part for name, part in parts.items() if part}
+
+
+def apply_difference(state: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    """Apply a change returned by `difference` in place; return the state."""
+    for key in change.get("gone", ()):
+        state.pop(key, None)
+    state.update(change.get("set", {}))
+    for key, tail in change.get("added", {}).items():
+        state[key] += tail
+    for key, inner in change.get("inside", {}).items():
+        apply_difference(state[key], inner)
+    return state
 
 
 def read_record(folder: Path, name: str = RECORD_FILE, strict: bool = True) -> Record:
@@ -253,14 +309,12 @@ def read_record(folder: Path, name: str = RECORD_FILE, strict: bool = True) -> R
     """
     for attempt in range(2):
         # In the reverse of the order of writing: what run.json counts is in the record by then.
-        summary = read_summary(folder) or {"lines": 0}
+        summary = _read_summary(folder) or {"lines": 0}
         record = Record(folder, name).read()
-        if not record.damage and record.lines < summary["lines"]:
-            record.damage = "its end is missing"
-        record.over = bool(summary.get("finished"))
         # The answers of the iteration after the next are written after the next one's line; if a
         # running search has written both since the record was read, the second attempt finds it.
-        if not record.damage and (folder / answers_path(len(record.rounds) + 1)).exists():
+        later = folder / answers_path(len(record.rounds) + 1)
+        if not record.damage and (record.lines < summary["lines"] or later.exists()):
             record.damage = "its end is missing"
         if not record.damage or attempt:
             break
@@ -270,7 +324,7 @@ def read_record(folder: Path, name: str = RECORD_FILE, strict: bool = True) -> R
     return record
 
 
-def read_summary(folder: Path) -> dict[str, Any] | None:
+def _read_summary(folder: Path) -> dict[str, Any] | None:
     """Return the facts of run.json, and the number of lines; `None` if missing or damaged."""
     try:
         found = parse_json(read_bytes(folder / SUMMARY_FILE))
@@ -316,10 +370,10 @@ def verify_run_file(file: Path) -> None:
         name = next((n for n in (RECORD_FILE, CHECKSUMS_FILE) if (run / n).is_file()), None)
         if name:
             relative = full_path.relative_to(run).as_posix()
-            if damaged := read_record(run, name).find_damaged(relative):
-                # A running search may have replaced the file in between: read the record again.
-                damaged = read_record(run, name).find_damaged(relative)
-            if damaged:
+            # A running search may replace the file in between: read the record again.
+            if read_record(run, name).find_damaged(relative) and (
+                damaged := read_record(run, name).find_damaged(relative)
+            ):
                 raise UserError(f"{run / damaged[0]} is damaged or missing; {REPAIR_HINT}")
             return
 
@@ -329,93 +383,19 @@ def answers_path(iteration: int) -> str:
     return f"answers/iteration_{iteration:04d}.json.gz"
 
 
-def difference(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Return the change from `old` to `new`, both JSON data; small if lists only grew.
-
-    Returns:
-        `gone` (keys), `set` (values by key), `added` (new items at the end of a list, by key) and
-            `inside` (differences of objects, by key), each only if not empty.
-    """
-    gone = [key for key in old if key not in new]
-    changed: dict[str, Any] = {}
-    added: dict[str, Any] = {}
-    inside: dict[str, Any] = {}
-    for key, value in new.items():
-        before = old.get(key)
-        if isinstance(value, dict) and isinstance(before, dict):
-            if inner := difference(before, value):
-                inside[key] = inner
-        elif key not in old or not _begins(value, before):
-            changed[key] = value
-        elif isinstance(value, list) and len(value) > len(before or ()):
-            added[key] = value[len(before or ()) :]
-    parts = {"gone": gone, "set": changed, "added": added, "inside": inside}
-    return {name: part for name, part in parts.items() if part}
+def _is_iteration_file(path: str) -> bool:
+    return path.startswith("answers/iteration_")
 
 
-def apply_difference(state: dict[str, Any], change: dict[str, Any]) -> None:
-    """Apply a change returned by `difference` in place."""
-    for key in change.get("gone", ()):
-        state.pop(key, None)
-    state.update(change.get("set", {}))
-    for key, tail in change.get("added", {}).items():
-        state[key] += tail
-    for key, inner in change.get("inside", {}).items():
-        apply_difference(state[key], inner)
+def position_key(position: Iterable[float]) -> str:
+    """Return an exact text representation of a position."""
+    return " ".join([float(c).hex() for c in position])
 
 
-def _begins(value: Any, before: Any) -> bool:
-    """Return whether a value equals the previous one, or is a list that starts with it.
-
-    Compares by marshal, so that 0.0 and -0.0 differ.
-    """
-    if isinstance(value, list) and isinstance(before, list):
-        value = value[: len(before)]
-    try:
-        return marshal.dumps(value, 2) == marshal.dumps(before, 2)
-    except ValueError:
-        return False
-
-
-class Bests:
-    """The highest utilities of a list of iterations, which is read once as it grows.
-
-    Attributes:
-        highest: Highest utility by particle, and the index of its first measurement.
-        counts: Sums over the iterations by name.
-    """
-
-    COUNTS = ("prompts_scored", "prompts_saved", "losses_computed", "gradients_computed")
-
-    def __init__(self) -> None:
-        self.highest: dict[int, tuple[float, ParticleIndex]] = {}
-        self.counts = dict.fromkeys(self.COUNTS, 0)
-        self._rounds: Sequence[Mapping[str, Any]] = ()
-        self._done = 0
-
-    def of(self, rounds: Sequence[Mapping[str, Any]]) -> "Bests":
-        """Return the bests of `rounds`: these, updated, if it is the same list."""
-        if rounds is not self._rounds or len(rounds) < self._done:
-            fresh = Bests()
-            fresh._rounds = rounds
-            return fresh.of(rounds)
-        for number in range(self._done, len(rounds)):
-            entry = rounds[number]
-            for i, utility in enumerate(entry["utilities"]):
-                if utility is not None and utility > self.highest.get(i, (-np.inf,))[0]:
-                    self.highest[i] = utility, (number, i)
-            for name in self.COUNTS:
-                self.counts[name] += entry.get(name, 0)
-        self._done = len(rounds)
-        return self
-
-    def best(self, particles: Iterable[int] | None = None) -> ParticleIndex:
-        """Return the index of the first highest utility of some particles, or of all."""
-        chosen = list(self.highest if particles is None else particles)
-        known = [self.highest[i] for i in chosen if i in self.highest]
-        if not known:
-            return 0, chosen[0] if chosen else 0
-        return min(known, key=lambda one: (-one[0], one[1]))[1]
+def _extra_answers_path(kind: str, position: Iterable[float], items: str) -> str:
+    """Return the path of a position's answers outside of the search, relative to the folder."""
+    name = hashlib.sha256(f"{items} {position_key(position)}".encode()).hexdigest()[:16]
+    return f"answers/{kind}_{name}.json.gz"
 
 
 class RunState:
@@ -430,40 +410,33 @@ class RunState:
     """
 
     state: dict[str, Any]
-
-    def __init__(self) -> None:
-        self._bests = Bests()
+    _record: Record
 
     @property
     def iterations(self) -> list[dict[str, Any]]:
         """Positions and utilities of every iteration, the initial ones first."""
-        found: list[dict[str, Any]] = self.state["rounds"]
-        return found
+        return self._record.rounds
 
-    @property
-    def bests(self) -> Bests:
-        """The bests of the iterations so far."""
-        self._bests = self._bests.of(self.iterations)
-        return self._bests
-
-    def best_index(self, particle: int | None = None, rows: int | None = None) -> ParticleIndex:
-        """Return (iteration, particle) of the first highest utility: of one particle, or of all.
-
-        Args:
-            particle: Restrict to this particle.
-            rows: Restrict to this many first particles of the first iteration (the experts).
-        """
+    def find_best(self, particle: int | None = None) -> ParticleIndex:
+        """Return the index of the first highest utility, of one particle or of all."""
         if particle is None and (chosen := self.state.get("chosen")):
-            iteration, row = chosen["starting" if rows else "ending"]
-            return iteration, row
-        if rows:
-            return Bests().of(self.iterations[:1]).best(range(rows))
-        return self.bests.best(None if particle is None else [particle])
+            return tuple(chosen["ending"])
+        highest = self._record.highest
+        chosen = highest if particle is None else {particle} & highest.keys()
+        known = [highest[i] for i in chosen]
+        return min(known, key=lambda one: (-one[0], one[1]), default=(0, (0, particle or 0)))[1]
+
+    def best_expert(self) -> ParticleIndex:
+        """Return the index of the first best expert in the start."""
+        if chosen := self.state.get("chosen"):
+            return tuple(chosen["starting"])
+        known = self.iterations[0]["utilities"][: self.state["own"]]
+        return 0, int(np.argmax([-np.inf if utility is None else utility for utility in known]))
 
     def personal_bests(self, limit: int) -> list[ParticleIndex]:
         """Return the personal bests of the `limit` best particles, the best first."""
-        # Ties are resolved to the first one found, as in `best_index`.
-        known = sorted(self.bests.highest.values(), key=lambda one: (-one[0], one[1]))
+        # Ties are resolved to the first one found, as in `find_best`.
+        known = sorted(self._record.highest.values(), key=lambda one: (-one[0], one[1]))
         return [index for _, index in known[:limit]]
 
     def utility_at(self, index: ParticleIndex) -> float | None:
@@ -482,18 +455,45 @@ class RunState:
         With gradients, also the number of examples with a loss and with a gradient, and the total
         in prompt-equivalents: a forward pass is one, a forward and backward pass are three.
         """
-        counts = self.bests.counts
-        found = {name: counts[name] for name in ("prompts_scored", "prompts_saved")}
-        losses, gradients = counts["losses_computed"], counts["gradients_computed"]
+        found = {name: self._record.counts[name] for name in COUNTED}
+        scored, _, losses, gradients = found.values()
         if losses or gradients:
-            found |= {"losses_computed": losses, "gradients_computed": gradients}
-            found["prompt_equivalents"] = found["prompts_scored"] + losses + 3 * gradients
-        return found
+            return {**found, "prompt_equivalents": scored + losses + 3 * gradients}
+        return {name: found[name] for name in ("prompts_scored", "prompts_saved")}
 
     def prompts_spent(self) -> int:
         """Return the cost on dev so far, in prompt-equivalents."""
-        found = self.count_prompts()
-        return found.get("prompt_equivalents", found["prompts_scored"])
+        counts = self._record.counts
+        extra = counts["losses_computed"] + 3 * counts["gradients_computed"]
+        return counts["prompts_scored"] + extra
+
+    def load_packed(self, path: Path) -> Any:
+        """Return the content of a file of answers.
+
+        Raises:
+            UserError: It is damaged or missing.
+        """
+        try:
+            return read_gzip_json(path)
+        except (OSError, ValueError, EOFError, zlib.error):
+            raise UserError(f"{path} is damaged or missing; {REPAIR_HINT}") from None
+
+    def load_answers(self, index: ParticleIndex) -> list[dict[str, Any]]:
+        """Return a particle's answers to the dev items it was scored on in an iteration."""
+        path = self._record.folder / answers_path(index[0])
+        try:
+            found: list[dict[str, Any]] = self.load_packed(path)[str(index[1])]
+        except (KeyError, TypeError):
+            raise UserError(f"{path} has no answers of particle {index[1]}") from None
+        return found
+
+    def load_extra_answers(
+        self, kind: str, position: Iterable[float], items: str
+    ) -> list[dict[str, Any]] | None:
+        """Return a position's answers outside of the search, see `RunRecord.save_answers`."""
+        path = _extra_answers_path(kind, position, items)
+        full = self._record.folder / path
+        return self.load_packed(full) if path in self._record.sums or full.is_file() else None
 
 
 class RunRecord(RunState):
@@ -505,7 +505,6 @@ class RunRecord(RunState):
     """
 
     def __init__(self, folder: Path) -> None:
-        super().__init__()
         self.folder = folder
         self.state = {}
         self.note: dict[str, Any] = {}
@@ -529,14 +528,10 @@ class RunRecord(RunState):
         resumed = self.load_state(identity)
         for draft in self.folder.rglob(".*.tmp"):  # of a killed process
             draft.unlink(missing_ok=True)
-        if self._cut:
-            log.warning(
-                "%s/%s: iterations from %d on are evaluated again",
-                self.folder,
-                self._cut,
-                len(self.iterations),
-            )
         if resumed or self._cut:
+            if self._cut:
+                first = f"iterations from {len(self.iterations)} on are evaluated again"
+                log.warning("%s/%s: %s", self.folder, self._cut, first)
             self._repair()
             return resumed
         make_folder(self.folder, private=True)
@@ -562,35 +557,40 @@ class RunRecord(RunState):
         Raises:
             UserError: As for `open_or_resume`.
         """
+        backup = "restore it from a backup, or choose another name="
+        has_answers = (self.folder / "answers").exists()
         if not is_run_folder(self.folder):
-            self._check_unused()
+            for other, what in {
+                STUDY_LOCK_FILE: "several searches",
+                "tuning.json": "a fine-tuning",
+            }.items():
+                if (self.folder / other).exists():
+                    raise UserError(f"{self.folder} is the folder of {what}; choose another name=")
+            if has_answers:
+                raise UserError(f"{self._record.path} is missing, with all progress; {backup}")
             return False
-        self._record = read_record(self.folder, strict=False)
-        record, name = self._record, RECORD_FILE
-        self._cut = f"{name} is damaged ({record.damage})" if record.damage else ""
+        self._record = record = read_record(self.folder, strict=False)
+        self._cut = f"{RECORD_FILE} is damaged ({record.damage})" if record.damage else ""
         self.state = record.state
         if "identity" not in record.facts:
-            if not record.damage and not (self.folder / "answers").exists():
+            if not record.damage and not has_answers:
                 return False  # killed at its first write
-            raise UserError(
-                f"{record.path} is not the record of a search, or is damaged; restore it from a "
-                "backup, or choose another name="
-            )
+            raise UserError(f"{record.path} is not the record of a search, or damaged; {backup}")
         # A search without iterations has nothing to lose, and may be replaced by another one.
         if self.iterations or self._cut:
             self._check_identity(identity)
             self._check_integrity()
         return bool(self.iterations)
 
-    def _check_unused(self) -> None:
-        for other in (STUDY_LOCK_FILE, "tuning.json"):
-            if (self.folder / other).exists():
-                what = "several searches" if other == STUDY_LOCK_FILE else "a fine-tuning"
-                raise UserError(f"{self.folder} is the folder of {what}; choose another name=")
-        if (self.folder / "answers").exists():
+    def _check_identity(self, identity: Mapping[str, Any]) -> None:
+        old, new = self.state["identity"], json.loads(json.dumps(identity_values(dict(identity))))
+        differ = sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k))
+        if differ:
+            changes = "; ".join(f"{k}: {old.get(k)!r} then, {new.get(k)!r} now" for k in differ[:6])
+            more = f" and {len(differ) - 6} more" * (len(differ) > 6)
             raise UserError(
-                f"{self._record.path} is missing, the only record of this search's progress; "
-                "restore it from a backup, or choose another name="
+                f"name={self.folder.name}: {self.folder} contains another search "
+                f"({changes}{more}); use the same values to resume, or another name= to start anew"
             )
 
     def _check_integrity(self) -> None:
@@ -604,13 +604,14 @@ class RunRecord(RunState):
             self._damaged = self._record.find_damaged()
         rounds = [answers_path(number) for number in range(len(self.iterations))]
         lost = next((n for n, path in enumerate(rounds) if path in self._damaged), None)
-        where = rounds[lost] if lost is not None else RECORD_FILE
-        if self._record.over and (self._cut or lost is not None):
+        where = RECORD_FILE if lost is None else rounds[lost]
+        summary = _read_summary(self.folder)
+        if summary and summary["finished"] and (self._cut or lost is not None):
             raise UserError(
                 f"{self.folder / where} is damaged or missing, and the search has ended; restore "
                 "it from a backup, or choose another name= to search again"
             )
-        if read_summary(self.folder) is None and SUMMARY_FILE not in self._damaged:
+        if summary is None and SUMMARY_FILE not in self._damaged:
             self._damaged.append(SUMMARY_FILE)
         if lost is not None:
             self._cut = f"{where} is damaged or missing"
@@ -626,13 +627,14 @@ class RunRecord(RunState):
         if damaged:
             log.warning("%s: damaged or missing, now rebuilt: %s", self.folder, ", ".join(damaged))
         units = {_rebuild_unit(path) for path in damaged} - {SUMMARY_FILE}
-        for path in record.paths_under(*units):
+        stale = record.paths_under(*units)
+        for path in stale:
             remove(self.folder / path)
-        record.forget(record.paths_under(*units))
+        record.forget(stale)
         reevaluated = any(unit.startswith("answers/") for unit in units)
         # A kill leaves at most one file of answers without a checksum.
         for file in (self.folder / "answers").glob("*.json.gz"):
-            path = file.relative_to(self.folder).as_posix()
+            path = f"answers/{file.name}"
             if path in record.sums:
                 continue
             if not _is_iteration_file(path) and _is_readable(file):
@@ -644,32 +646,19 @@ class RunRecord(RunState):
             self.state["verdict"] = None
             self.save_state()
 
-    def _check_identity(self, identity: Mapping[str, Any]) -> None:
-        old, new = self.state["identity"], json.loads(json.dumps(identity_values(dict(identity))))
-        differ = sorted(k for k in old.keys() | new.keys() if old.get(k) != new.get(k))
-        if differ:
-            changes = "; ".join(f"{k}: {old.get(k)!r} then, {new.get(k)!r} now" for k in differ[:6])
-            more = f" and {len(differ) - 6} more" if len(differ) > 6 else ""
-            raise UserError(
-                f"name={self.folder.name}: {self.folder} contains another search "
-                f"({changes}{more}); use the same values to resume, or another name= to start a "
-                "new search"
-            )
-
     def record_versions(self, versions: Mapping[str, str]) -> str:
         """Store the package versions from this iteration on; return a description of changes."""
         kept = self.state.setdefault("versions", [])
-        if kept and kept[-1]["packages"] == dict(versions):
-            return ""
         before = kept[-1]["packages"] if kept else {}
+        if before == dict(versions):
+            return ""
         kept.append({"from_iteration": len(self.iterations), "packages": dict(versions)})
         self.save_state()
-        changes = [
+        return "; ".join(
             f"{name} {before.get(name, 'none')} before, {versions.get(name, 'none')} now"
             for name in sorted({*before, *versions})
             if before and before.get(name) != versions.get(name)
-        ]
-        return "; ".join(changes)
+        )
 
     def save_state(self) -> None:
         """Append what has changed in the state besides the iterations."""
@@ -689,10 +678,10 @@ class RunRecord(RunState):
         self.state |= {"finished": None, "verdict": None}
         self.save_state()
         if self.iterations[-1].get("after_search"):
-            path = answers_path(len(self.iterations) - 1)
-            self._record.write({"keep": len(self.iterations) - 1, "files": {path: None}})
+            last = len(self.iterations) - 1
+            self._record.write({"keep": last, "files": {answers_path(last): None}})
             self.state["rounds"] = self._record.rounds
-            remove(self.folder / path)
+            remove(self.folder / answers_path(last))
 
     def add_iteration(
         self,
@@ -710,45 +699,29 @@ class RunRecord(RunState):
             answers: Answers of each evaluated particle to the dev items it was scored on, in file
                 order; all items unless it was stopped.
             optimizer: The optimizer's state after `tell`.
-            facts: Further keys of the entry (`swarm.loop.racing.RaceResult.to_record`).
+            facts: Further keys of the entry, such as `items_scored` and `prompts_scored`.
         """
-        number = len(self.iterations)
-        if number and not self._answers_file(number - 1).is_file():
-            raise UserError(self._vanished(number - 1))
+        record, number = self._record, len(self.iterations)
+        before = self.folder / answers_path(number - 1)
+        if number and not before.is_file():
+            raise UserError(f"{before} was removed during the search; {REPAIR_HINT}")
         self.save_state()
-        entry = {
-            "positions": [[float(c) for c in row] for row in positions],
-            "utilities": [None if np.isnan(u) else float(u) for u in utilities],
-            **facts,
-        }
         path = answers_path(number)
-        write_gzip_json(self.folder / path, {str(i): list(rows) for i, rows in answers.items()})
+        rows = encode_json({str(i): list(rows) for i, rows in answers.items()})
+        packed = gzip.compress(rows, 6, mtime=0)
+        write_atomic(self.folder / path, packed)
         line = {
             "iteration": number,
-            "round": entry,
-            "optimizer": difference(self._record.optimizer or {}, dict(optimizer)),
-            "files": {path: hash_file(self.folder / path)},
+            "round": {
+                "positions": np.asarray(positions, dtype=float).tolist(),
+                "utilities": [None if np.isnan(u) else float(u) for u in utilities],
+                **facts,
+            },
+            "optimizer": difference(record.optimizer or {}, dict(optimizer)),
+            "files": {path: _hash_bytes(packed)},
         }
-        self._record.write(line)
-        # The record has copies, as in the file: the optimizer may mutate its own state.
-        self.state["rounds"], self.state["optimizer"] = self._record.rounds, self._record.optimizer
-
-    def _answers_file(self, number: int) -> Path:
-        return self.folder / answers_path(number)
-
-    def _vanished(self, number: int) -> str:
-        return (
-            f"{self._answers_file(number)} was removed during the search; restore it from a "
-            "backup, or choose another name="
-        )
-
-    def load_iteration_answers(self, number: int, particle: int) -> list[dict[str, Any]]:
-        """Return a particle's answers to the dev items it was scored on in an iteration."""
-        try:
-            found: list[dict[str, Any]] = read_gzip_json(self._answers_file(number))[str(particle)]
-        except FileNotFoundError:
-            raise UserError(self._vanished(number)) from None
-        return found
+        record.write(line)
+        self.state |= {"rounds": record.rounds, "optimizer": record.optimizer}
 
     def save_answers(
         self,
@@ -763,16 +736,8 @@ class RunRecord(RunState):
             kind: "test", or another kind of scoring.
             items: Digest of the scored items.
         """
-        path = extra_answers_path(kind, position, items)
-        with self._record.replacing(path):
-            write_gzip_json(self.folder / path, list(answers))
-
-    def load_answers(
-        self, kind: str, position: Sequence[float], items: str
-    ) -> list[dict[str, Any]] | None:
-        """Return the answers stored by `save_answers`, or `None`."""
-        path = self.folder / extra_answers_path(kind, position, items)
-        return read_gzip_json(path) if path.is_file() else None
+        packed = gzip.compress(encode_json(list(answers)), 6, mtime=0)
+        self.write_file(_extra_answers_path(kind, position, items), packed)
 
     def save_command(self, arguments: Sequence[str]) -> None:
         """Write the arguments of a search beside its record, so that it can be started again.
@@ -783,10 +748,6 @@ class RunRecord(RunState):
         """
         facts = {"arguments": clean_words(arguments), "directory": os.getcwd()}
         self.write_json(COMMAND_FILE, facts)
-
-    def save_config(self, config: Mapping[str, Any]) -> None:
-        """Write the configuration beside the record, without secrets."""
-        self.write_json(CONFIG_FILE, clean(config))
 
     def write_json(self, name: str, value: Any) -> None:
         """Write a file of JSON with a checksum; `None` removes it."""
@@ -803,15 +764,14 @@ class RunRecord(RunState):
             pool: Its `save` writes the adapter of some coefficients, with further facts, to a
                 folder, atomically; its `save_note` writes the personal ones.
         """
-        save, note = pool.save, pool.save_note
-        highest = sorted(self.bests.highest.items())
+        highest = sorted(self._record.highest.items())
         bests = {f"particle_{i}/personal_best": at for i, (_, at) in highest}
-        bests = {"global_best": self.best_index()} | bests if bests else {}
+        bests = {"global_best": self.find_best()} | bests if bests else {}
         stale = {name: at for name, at in bests.items() if not self._is_saved(name, at)}
         self.write_json(SCRATCHPAD_FILE, build_scratchpad(self.iterations))
         with self._record.replacing(*stale):
             for name, index in stale.items():
-                self._save_best(index, self.folder / name, note if "/" in name else save)
+                self._save_best(index, self.folder / name, pool)
 
     def _is_saved(self, name: str, index: ParticleIndex) -> bool:
         """Return whether a best is saved with checksums, which a start has verified."""
@@ -824,14 +784,37 @@ class RunRecord(RunState):
             return False
         return bool(facts.get("coefficients") == self.position_at(index))
 
-    def _save_best(self, index: ParticleIndex, folder: Path, save: Any) -> None:
-        position, utility = self.position_at(index), self.utility_at(index)
-        facts = {"iteration": index[0], "particle": index[1], "validation_utility": utility}
+    def _save_best(self, index: ParticleIndex, folder: Path, pool: Any) -> None:
+        facts = {
+            "iteration": index[0],
+            "particle": index[1],
+            "validation_utility": self.utility_at(index),
+            **self.note,
+        }
         # Remove old answers first: a kill must not leave those of an earlier best beside this one.
         (folder / "answers_dev.jsonl").unlink(missing_ok=True)
-        save(position, folder, facts | self.note)
-        rows = b"".join(encode_json(row) + b"\n" for row in self.load_iteration_answers(*index))
+        save = pool.save if folder.name == "global_best" else pool.save_note
+        save(self.position_at(index), folder, facts)
+        rows = b"".join(encode_json(row) + b"\n" for row in self.load_answers(index))
         write_atomic(folder / "answers_dev.jsonl", rows)
+
+
+def _rebuild_unit(path: str) -> str:
+    """Return the path to rebuild if a file is damaged: the folder of a saved best."""
+    first, *rest = path.split("/")
+    if first == "answers" or not rest:
+        return path
+    # A saved best may have a folder for each route below it.
+    return f"{first}/{rest[0]}" if first.startswith("particle_") else first
+
+
+def _is_readable(file: Path) -> bool:
+    """Return whether a file of answers is intact by gzip's own checksum."""
+    try:
+        read_gzip_json(file)
+    except (OSError, ValueError, EOFError, zlib.error):
+        return False
+    return True
 
 
 def build_scratchpad(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -840,16 +823,15 @@ def build_scratchpad(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     A particle without a utility in an iteration (not evaluated, or stopped early) repeats its last
     one in its history.
     """
-    count = len(rounds[0]["utilities"]) if rounds else 0
-    histories: list[list[float | None]] = [[] for _ in range(count)]
+    histories: list[list[float | None]] = [[] for _ in (rounds[0]["utilities"] if rounds else ())]
     best_so_far: list[float | None] = []
-    measured: list[float] = []
+    measured, highest = list[float](), list[float]()
     for entry in rounds:
         for history, utility in zip(histories, entry["utilities"], strict=True):
             history.append(utility if utility is not None or not history else history[-1])
-            if utility is not None:
-                measured.append(utility)
-        best_so_far.append(max(measured, default=None))
+        measured += [utility for utility in entry["utilities"] if utility is not None]
+        best_so_far.append(max([*measured[-len(histories) :], *highest], default=None))
+        highest = [one for one in best_so_far[-1:] if one is not None]
     pad: dict[str, Any] = {
         "g": best_so_far[-1] if rounds else None,
         "g_worst": min(measured, default=None),
@@ -873,8 +855,11 @@ class RunFolder(RunState):
         rounds: The entry of each iteration; 0 is the start.
         positions: [T, N, G * K] mixing coefficients.
         utilities: [T, N] on dev, NaN where none was measured.
+        means: [T, N, K] means of the coefficients over the groups of modules.
+        particles: Number of particles N.
         finished: Reason why the search ended; `None` while it runs.
         verdict: The verdict; `None` while it runs.
+        test_items: Digest of the test items; `None` if nothing was tested.
         optimizer: The optimizer's state after the last iteration.
         identity: The settings and digests that identify the search.
         scale: Score scale of a task that calibrates one on the experts; else `None`.
@@ -885,27 +870,32 @@ class RunFolder(RunState):
     """
 
     def __init__(self, path: str | Path) -> None:
-        super().__init__()
         self.path = as_path(path)
         self._record, self._verified = read_record(self.path), set[str]()
         self.state = state = self._record.state
         if "identity" not in state:
             raise UserError(f"{self.path} {_describe_folder(self.path)}")
         self._verify(CONFIG_FILE)
+        if not self.iterations:
+            raise UserError(f"{self.path}: no iteration has finished yet; wait for the first")
         self.experts: list[str] = state["experts"]
         self.expert_count: int = state["own"]
         self.groups: list[str] = state["groups"]
         self.rounds = self.iterations
         self.finished: str | None = state["finished"]
         self.verdict = read_verdict(state)
+        self.test_items: str | None = (
+            self.verdict.settings.get("test_items") if self.verdict else None
+        )
         self.identity: dict[str, Any] = clean(state["identity"])
         self.scale: dict[str, Any] | None = state.get("scale")
         self.optimizer: dict[str, Any] = state["optimizer"] or {}
         self.front = ParetoFront.from_state(state)
-        if not self.rounds:
-            raise UserError(f"{self.path}: no iteration has finished yet; wait for the first")
         self.positions = np.array([entry["positions"] for entry in self.rounds], dtype=float)
         self.utilities = np.array([entry["utilities"] for entry in self.rounds], dtype=float)
+        iterations, self.particles = self.utilities.shape
+        shape = (iterations, self.particles, len(self.groups), len(self.experts))
+        self.means: np.ndarray = self.positions.reshape(shape).mean(axis=2)
 
     @property
     def name(self) -> str:
@@ -929,43 +919,14 @@ class RunFolder(RunState):
             )
         self._verify(CONFIG_FILE)
         try:
-            config: Any = parse_json(path.read_text())
-        except (OSError, ValueError):
-            config = None
-        if not isinstance(config, dict):
-            raise UserError(f"{path} is not the configuration of a search")
-        found: dict[str, Any] = read_config(config)
+            found: dict[str, Any] = read_config(dict(parse_json(path.read_text())))
+        except (OSError, ValueError, TypeError):
+            raise UserError(f"{path} is not the configuration of a search") from None
         return found
-
-    @property
-    def means(self) -> np.ndarray:
-        """Mean of each expert's coefficient over the groups of modules, [T, N, K]."""
-        shape = (*self.positions.shape[:2], len(self.groups), len(self.experts))
-        found: np.ndarray = self.positions.reshape(shape).mean(axis=2)
-        return found
-
-    @property
-    def test_items(self) -> str | None:
-        """Digest of the test items; `None` if nothing was tested."""
-        found: str | None = self.verdict.settings.get("test_items") if self.verdict else None
-        return found
-
-    @property
-    def particles(self) -> int:
-        """Number of particles N."""
-        return int(self.positions.shape[1])
 
     def position_label(self, index: ParticleIndex) -> str | None:
         """Return the optimizer's name for a position, such as "uniform soup", or `None`."""
         return position_label(self.optimizer, self.position_at(index))
-
-    def find_best(self, particle: int | None = None) -> ParticleIndex:
-        """Return the index of the first highest utility, of one particle or of all."""
-        return self.best_index(particle)
-
-    def best_expert(self) -> ParticleIndex:
-        """Return the index of the first best expert in the start."""
-        return self.best_index(rows=self.expert_count)
 
     def best_so_far(self) -> np.ndarray:
         """Return the highest utility up to each iteration, [T], NaN before the first."""
@@ -982,26 +943,10 @@ class RunFolder(RunState):
             verify_run_file(self.path / path)
         self._verified.add(path)
 
-    def load_answers(self, index: ParticleIndex) -> list[dict[str, Any]]:
-        """Return a particle's answers to the dev items it was scored on in an iteration."""
-        path = self.path / answers_path(index[0])
-        try:
-            found: list[dict[str, Any]] = self.load_packed(path)[str(index[1])]
-        except (KeyError, TypeError):
-            raise UserError(f"{path} has no answers of particle {index[1]}") from None
-        return found
-
     def load_packed(self, path: Path) -> Any:
-        """Return the content of a file of answers.
-
-        Raises:
-            UserError: It is damaged or missing.
-        """
+        """See `RunState.load_packed`; the file is also compared with its checksum."""
         self._verify(path.relative_to(self.path).as_posix())
-        try:
-            return read_gzip_json(path)
-        except (OSError, ValueError, EOFError, zlib.error):
-            raise UserError(f"{path} is damaged or missing; {REPAIR_HINT}") from None
+        return super().load_packed(path)
 
     def load_answer_values(self, index: ParticleIndex) -> np.ndarray:
         """Return the values of a particle's answers, [items]."""
@@ -1024,28 +969,20 @@ class RunFolder(RunState):
             The answers; `None` if the position was not scored on these items.
         """
         items = items or self.test_items
-        if not items:
-            return None
-        path = extra_answers_path("test", position, items)
-        known = path in self._record.sums or (self.path / path).is_file()
-        return self.load_packed(self.path / path) if known else None
+        return self.load_extra_answers("test", position, items) if items else None
 
 
 def _describe_folder(folder: Path) -> str:
     """Describe a folder that is not a run's, with advice."""
     if (folder / "tuning.json").is_file():
-        adapter = f", its adapter is {folder}/tuned" if (folder / "tuned").is_dir() else ""
-        return (
-            f"contains no search, but a fine-tuning: its results are in "
-            f"{folder}/tuning.json{adapter}"
-        )
+        adapter = f", its adapter is {folder}/tuned" * (folder / "tuned").is_dir()
+        results = f"its results are in {folder}/tuning.json{adapter}"
+        return f"contains no search, but a fine-tuning: {results}"
     if runs := find_run_folders(folder):
         kind = "is a study" if (folder / STUDY_LOCK_FILE).exists() else "contains no search"
         more = ", ..." * (len(runs) > MAX_RUNS_SHOWN)
         names = ", ".join(map(str, runs[:MAX_RUNS_SHOWN]))
         return f"{kind}: its runs are {names}{more}; name one of them"
-    if is_run_folder(folder):
-        return f"has a {RECORD_FILE} that is not the record of a search; name another folder"
     if is_run_folder(folder.parent):
         return f"contains no search; did you mean {folder.parent}?"
     parents = (Path(RUNS_FOLDER), folder.parent)
@@ -1057,13 +994,10 @@ def _describe_folder(folder: Path) -> str:
 
 def find_run_folders(folder: Path) -> list[Path]:
     """Return the run folders in a folder, sorted, those of studies, two levels down, last."""
-    found: list[list[Path]] = [[], []]
-    for one in _visible_folders(folder):
-        if is_run_folder(one):
-            found[0].append(one)
-        else:
-            found[1] += [two for two in _visible_folders(one) if is_run_folder(two)]
-    return [*found[0], *found[1]]
+    folders = _visible_folders(folder)
+    own = [one for one in folders if is_run_folder(one)]
+    nested = [two for one in folders if one not in own for two in _visible_folders(one)]
+    return [*own, *(one for one in nested if is_run_folder(one))]
 
 
 def _visible_folders(folder: Path) -> list[Path]:
@@ -1080,47 +1014,3 @@ def load_command(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) and isinstance(found.get("arguments"), list) else None
-
-
-def position_key(position: Iterable[float]) -> str:
-    """Return an exact text representation of a position."""
-    return " ".join(float(c).hex() for c in position)
-
-
-def extra_answers_path(kind: str, position: Iterable[float], items: str) -> str:
-    """Return the path of a position's answers outside of the search, relative to the folder."""
-    name = hashlib.sha256(f"{items} {position_key(position)}".encode()).hexdigest()[:16]
-    return f"answers/{kind}_{name}.json.gz"
-
-
-def _is_iteration_file(path: str) -> bool:
-    """Return whether a path is that of an iteration's answers."""
-    return path.startswith("answers/iteration_")
-
-
-def _is_readable(file: Path) -> bool:
-    """Return whether a file of answers is intact by gzip's own checksum."""
-    try:
-        read_gzip_json(file)
-    except (OSError, ValueError, EOFError, zlib.error):
-        return False
-    return True
-
-
-def _rebuild_unit(path: str) -> str:
-    """Return the path to rebuild if a file is damaged: the folder of a saved best."""
-    first, *rest = path.split("/")
-    if first == "answers" or not rest:
-        return path
-    # A saved best may have a folder for each route below it.
-    return f"{first}/{rest[0]}" if first.startswith("particle_") else first
-
-
-def _with_parents(path: str) -> list[str]:
-    """Return a path and its parent folders."""
-    parts = path.split("/")
-    return ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
-
-
-def _hash_bytes(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

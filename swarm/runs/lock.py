@@ -3,7 +3,7 @@
 import contextlib
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,40 +25,34 @@ LOCK_TIMEOUT_S = 1.0
 
 
 class RunLock:
-    """A run folder locked by this process, with a status file.
+    """A run folder locked by this process, with a status file, written again within a second.
 
     The lock is on the folder itself: see `acquire_lock`. `close` releases it before the process
     ends.
 
     Args:
         folder: The run folder; created if missing.
+        status: Returns the current `activity` (description), `iteration`, `max_iterations`, `done`
+            and `total` (items of the current evaluation), `share` (of the search, done),
+            `prompts_per_second`, `seconds_left`, `best`. Called in another thread.
 
     Raises:
         UserError: Another process holds the lock, or the folder is not writable.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / STATUS_FILE
+    def __init__(
+        self, folder: Path, status: Callable[[], Mapping[str, Any]] = lambda: {"activity": "begins"}
+    ) -> None:
+        self._path, self._status = folder / STATUS_FILE, status
         self._descriptor = _acquire_lock(folder)
-        self._status: dict[str, Any] = {"activity": "begins"}
-        self._started = _current_time()
-        self._changed = False
+        self._written: dict[str, Any] = {}
+        self._process = {"pid": os.getpid(), "host": socket.gethostname(), "started": _now()}
         try:
             self._write_status()
         except UserError:
             os.close(self._descriptor)
             raise
-        self._writer = PeriodicThread(self._write_changed, UPDATE_INTERVAL_S, "swarm-lock")
-
-    def update_status(self, facts: Mapping[str, Any]) -> None:
-        """Set the current status; it is written to the folder within a second.
-
-        Args:
-            facts: `activity` (description), `iteration`, `max_iterations`, `done` and `total`
-                (items of the current evaluation), `share` (of the search, done),
-                `prompts_per_second`, `seconds_left`, `best`.
-        """
-        self._status, self._changed = dict(facts), True
+        self._writer = PeriodicThread(self._rewrite_status, UPDATE_INTERVAL_S, "swarm-lock")
 
     def close(self) -> None:
         """Remove the status file and release the lock."""
@@ -69,19 +63,16 @@ class RunLock:
             self._path.unlink(missing_ok=True)
         os.close(self._descriptor)
 
-    def _write_changed(self) -> None:
-        if self._changed:
-            self._changed = False
-            # A full disk is reported by the search itself, which writes more than this.
-            with contextlib.suppress(UserError):
-                self._write_status()
+    def _rewrite_status(self) -> None:
+        # A full disk is reported by the search itself, which writes more than this.
+        with contextlib.suppress(UserError):
+            self._write_status()
 
     def _write_status(self) -> None:
-        process = {"pid": os.getpid(), "host": socket.gethostname()}
-        write_json(
-            self._path,
-            {**process, "started": self._started, "updated": _current_time(), **self._status},
-        )
+        status = dict(self._status())
+        if status != self._written:
+            write_json(self._path, {**self._process, "updated": _now(), **status})
+            self._written = status
 
 
 def running_info(folder: Path) -> dict[str, Any] | None:
@@ -89,7 +80,7 @@ def running_info(folder: Path) -> dict[str, Any] | None:
 
     Returns:
         The status: `pid`, `host`, `started` and `updated` (ISO times), `activity`, and further
-            values given to `RunLock.update_status`. A status left by a killed process is ignored.
+            values of the status of `RunLock`. A status left by a killed process is ignored.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -129,5 +120,5 @@ def _read_status(folder: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _current_time() -> str:
+def _now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")

@@ -1,5 +1,6 @@
 """The Pareto front of a search on a task of several parts, its hypervolume and its constraints."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +13,6 @@ from swarm.merging.positions import describe_position
 from swarm.optimizers.base import Optimizer
 from swarm.optimizers.multi_objective import BASE_BOUND, NSGA2Search
 from swarm.tasks.base import Score, Task
-from swarm.tasks.mixture import Mixture
 
 ParticleIndex = tuple[int, int]
 """(iteration, particle)."""
@@ -26,12 +26,10 @@ def check_objectives(optimizer: Optimizer, task: Task) -> None:
     """
     if not isinstance(optimizer, NSGA2Search):
         return
-    kind = optimizer.NAME
     if not task.tasks:
         raise UserError(
-            f"optimizer={kind}: task {task.name} has one objective; use task=mixture with two "
-            "tasks (docs/objectives.md#several-objectives), or an optimizer of one objective, e.g. "
-            "optimizer=pso"
+            f"optimizer={optimizer.NAME}: task {task.name} has one objective; use task=mixture "
+            "with two tasks (docs/objectives.md#several-objectives), or optimizer=pso"
         )
     optimizer.name_objectives(list(task.tasks))
     for name, bound in (optimizer.constraints or {}).items():
@@ -55,12 +53,11 @@ def compute_objectives(
     Returns:
         `None` if the task has no parts, or no particle has scores.
     """
-    if not isinstance(task, Mixture) or not scores:
+    if not task.tasks or not scores:
         return None
-    found = {i: list(task.subtask_utilities(mine).values()) for i, mine in scores.items()}
-    values = np.full((particles, len(next(iter(found.values())))), np.nan)
-    for i, row in found.items():
-        values[i] = row
+    values = np.full((particles, len(task.tasks)), np.nan)
+    for i, mine in scores.items():
+        values[i] = list(task.subtask_utilities(mine).values())  # type: ignore[attr-defined]
     return values
 
 
@@ -69,10 +66,10 @@ def objectives_to_lists(values: np.ndarray) -> list[list[float] | None]:
     return [row.tolist() if np.isfinite(row).all() else None for row in values]
 
 
-def count_items_by_subtask(task: Any, scores: Sequence[Score]) -> dict[str, int]:
+def count_items_by_subtask(task: Task, scores: Sequence[Score]) -> dict[str, int]:
     """Return the number of items of each part."""
-    of = [score.part.partition("/")[0] for score in scores]
-    return {part: of.count(part) for part in task.subtask_utilities(scores)}
+    counts = Counter(score.part.partition("/")[0] for score in scores)
+    return {part: counts[part] for part in task.tasks}
 
 
 def find_non_dominated(values: np.ndarray, violations: np.ndarray | None = None) -> np.ndarray:
@@ -88,8 +85,7 @@ def find_non_dominated(values: np.ndarray, violations: np.ndarray | None = None)
         return np.isin(np.arange(len(values)), chosen)
     least = (values[:, None] >= values[None]).all(axis=2)
     more = (values[:, None] > values[None]).any(axis=2)
-    found: np.ndarray = np.logical_not((least & more).any(axis=0))
-    return found
+    return np.logical_not((least & more).any(axis=0))
 
 
 def compute_hypervolume(values: np.ndarray, reference: np.ndarray) -> float:
@@ -123,16 +119,14 @@ class ParetoFront:
     highest.
 
     Args:
-        names: Names of the M parts.
-        items: Dev items of each part.
+        parts: Number of dev items of each of M parts, by name.
         objectives: The parts that are objectives; the others can only be constrained.
         constraints: Lower bounds by part, a number or `base`.
         experts: The number of experts, the first particles of iteration 0.
         rounds: The record's iterations.
     """
 
-    names: Sequence[str]
-    items: Sequence[int]
+    parts: Mapping[str, int]
     objectives: Sequence[str]
     constraints: Mapping[str, Any]
     experts: int
@@ -143,16 +137,24 @@ class ParetoFront:
         """Return the front of a record's state; `None` for a task without parts.
 
         Args:
-            state: Its `objectives` (items by part), `rounds`, `own`, `experts`, `optimizer`.
+            state: Its `objectives` (items by part), `rounds`, `own`, `optimizer`.
         """
-        items = state.get("objectives")
+        items, optimizer = state.get("objectives"), state["optimizer"] or {}
         if not items or not state["rounds"]:
             return None
-        optimizer = state.get("optimizer") or {}
         aims = optimizer.get("objectives") or list(items)
         constraints = optimizer.get("constraints") or {}
-        own_count = state.get("own") or len(state["experts"])
-        return cls(list(items), list(items.values()), aims, constraints, own_count, state["rounds"])
+        return cls(items, aims, constraints, state["own"], state["rounds"])
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the M parts."""
+        return list(self.parts)
+
+    @property
+    def items(self) -> list[int]:
+        """Dev items of each part."""
+        return list(self.parts.values())
 
     @cached_property
     def measured_indices(self) -> list[ParticleIndex]:
@@ -168,26 +170,23 @@ class ParetoFront:
     def objective_values(self) -> np.ndarray:
         """Utilities [P, M] on dev, all parts."""
         found = [self.rounds[number]["objectives"][i] for number, i in self.measured_indices]
-        return np.array(found, dtype=float).reshape(-1, len(self.names))
+        return np.array(found, dtype=float).reshape(-1, len(self.parts))
+
+    def _values_of(self, part: str) -> np.ndarray:
+        return self.objective_values[:, self.names.index(part)]
 
     @cached_property
     def aim_values(self) -> np.ndarray:
         """Utilities [P, aims] on dev, the objectives alone."""
-        found: np.ndarray = self.objective_values[
-            :, [self.names.index(name) for name in self.objectives]
-        ]
-        return found
+        return np.stack([self._values_of(name) for name in self.objectives], axis=1)
 
     @cached_property
     def base_index(self) -> ParticleIndex | None:
         """Index of the base model's (position zero) first measurement; `None` if there is none."""
-        positions = (self.rounds[number]["positions"][i] for number, i in self.measured_indices)
-        zeros = (
-            index
-            for index, row in zip(self.measured_indices, positions, strict=True)
-            if not any(row)
-        )
-        return next(zeros, None)
+        for number, i in self.measured_indices:
+            if not any(self.rounds[number]["positions"][i]):
+                return number, i
+        return None
 
     @cached_property
     def constraint_bounds(self) -> dict[str, float]:
@@ -197,28 +196,24 @@ class ParetoFront:
             if bound != BASE_BOUND:
                 found[name] = float(bound)
             elif self.base_index is not None:
-                column = self.names.index(name)
-                found[name] = float(
-                    self.objective_values[self.measured_indices.index(self.base_index), column]
-                )
+                base = self.measured_indices.index(self.base_index)
+                found[name] = float(self._values_of(name)[base])
         return found
 
     @cached_property
     def constraint_violations(self) -> np.ndarray:
         """Sums [P] of the constrained parts' violations of their bounds."""
-        below = [
-            bound - self.objective_values[:, self.names.index(name)]
-            for name, bound in self.constraint_bounds.items()
-        ]
-        return np.maximum(below, 0.0).sum(axis=0) if below else np.zeros(len(self.measured_indices))
+        violations = np.zeros(len(self.measured_indices))
+        for name, bound in self.constraint_bounds.items():
+            violations += np.maximum(bound - self._values_of(name), 0.0)
+        return violations
 
     @cached_property
     def front_indices(self) -> list[ParticleIndex]:
         """The indices of the front's points, in order of their numbers."""
+        mask = find_non_dominated(self.aim_values, self.constraint_violations)
         found: dict[tuple[float, ...], int] = {}
-        for index in np.flatnonzero(
-            find_non_dominated(self.aim_values, self.constraint_violations)
-        ).tolist():
+        for index in np.flatnonzero(mask).tolist():
             found.setdefault(tuple(self.aim_values[index]), index)
         order = sorted(found.values(), key=lambda index: (-self.aim_values[index, 0], index))
         return [self.measured_indices[index] for index in order]
@@ -226,20 +221,15 @@ class ParetoFront:
     @cached_property
     def reference_point(self) -> np.ndarray:
         """The worst of the experts in each objective, [aims]."""
-        first = [
-            n
-            for n, (number, i) in enumerate(self.measured_indices)
-            if not number and i < self.experts
-        ]
-        found: np.ndarray = self.aim_values[first].min(axis=0)
-        return found
+        places = enumerate(self.measured_indices)
+        experts = [n for n, (number, i) in places if number == 0 and i < self.experts]
+        return self.aim_values[experts].min(axis=0)
 
     @cached_property
     def hypervolume_history(self) -> list[float]:
         """The hypervolume after each iteration, of the positions that meet all constraints."""
         born = np.array([number for number, _ in self.measured_indices])
-        found = []
-        kept = np.zeros((0, len(self.objectives)))
+        found, kept = [], np.zeros((0, len(self.objectives)))
         for number in range(len(self.rounds)):
             new = self.aim_values[(born == number) & (self.constraint_violations == 0)]
             kept = np.vstack([kept, new])
@@ -254,8 +244,10 @@ class ParetoFront:
             particles: Restrict to this many first particles of iteration 0.
         """
         known = [
-            (self.constraint_violations[n], -self.rounds[number]["utilities"][i], (number, i))
-            for n, (number, i) in enumerate(self.measured_indices)
+            (violation, -self.rounds[number]["utilities"][i], (number, i))
+            for violation, (number, i) in zip(
+                self.constraint_violations, self.measured_indices, strict=True
+            )
             if particles is None or (number == 0 and i < particles)
         ]
         return min(known, key=lambda one: one[:2])[2]
@@ -263,13 +255,11 @@ class ParetoFront:
     def evenly_spaced_points(self, limit: int) -> list[int]:
         """Return at most `limit` point numbers: both ends of the front and evenly between them."""
         count = len(self.front_indices)
-        if count <= limit:
-            return list(range(count))
-        return sorted({round(n) for n in np.linspace(0, count - 1, limit).tolist()})
+        return sorted({round(n) for n in np.linspace(0, count - 1, min(limit, count)).tolist()})
 
     def dev_utilities(self, index: ParticleIndex) -> dict[str, float]:
         """Return each part's utility on dev at a measured index."""
-        return dict(zip(self.names, self.rounds[index[0]]["objectives"][index[1]], strict=True))
+        return dict(zip(self.parts, self.rounds[index[0]]["objectives"][index[1]], strict=True))
 
     def to_dict(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the content of front.json.
@@ -279,25 +269,24 @@ class ParetoFront:
         """
         tested = {tuple(one["place"]): one for one in (state.get("verdict") or {}).get("front", [])}
         points = []
-        for number, index in enumerate(self.front_indices):
-            entry = self.rounds[index[0]]
-            position = entry["positions"][index[1]]
-            point = {
-                "point": number,
-                "iteration": index[0],
-                "particle": index[1],
-                "utility": entry["utilities"][index[1]],
-                "dev": self.dev_utilities(index),
-                "words": describe_position(state["experts"], position, state["groups"]),
-                "coefficients": position,
-            }
-            measured = {
-                key: one for key, one in tested.get(index, {}).items() if key.endswith("_parts")
-            }
-            points.append(point | measured)
+        for point, (number, i) in enumerate(self.front_indices):
+            position = self.rounds[number]["positions"][i]
+            measured = tested.get((number, i), {})
+            points.append(
+                {
+                    "point": point,
+                    "iteration": number,
+                    "particle": i,
+                    "utility": self.rounds[number]["utilities"][i],
+                    "dev": self.dev_utilities((number, i)),
+                    "words": describe_position(state["experts"], position, state["groups"]),
+                    "coefficients": position,
+                    **{key: measured[key] for key in ("dev_parts", "test_parts") if measured},
+                }
+            )
         return {
             "objectives": list(self.objectives),
-            "dev_items": dict(zip(self.names, self.items, strict=True)),
+            "dev_items": dict(self.parts),
             "constraints": {
                 name: {"at_least": self.constraint_bounds.get(name), "base": bound == BASE_BOUND}
                 for name, bound in self.constraints.items()

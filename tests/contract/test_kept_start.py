@@ -130,15 +130,15 @@ def test_each_kind_of_prompt_keeps_its_own_start(tmp_path: Path) -> None:
     record = ending.record
     assert record.position_at((number, particle)) == [0.5, 0.5, 0.0, 1.0]
     assert record.state["kept_start"] == ["kind 1"]
-    rows = record.load_iteration_answers(number, particle)
+    rows = record.load_answers((number, particle))
     assert [row["value"] for row in rows] == [1, 1, 1, 1, 0, 0, 1, 1]
     assert record.utility_at((number, particle)) == 0.75
     # A start again finds the round that was added, and adds no other.
     again = RunRecord(record.folder)
     assert again.open_or_resume({"seed": 1}, ["amber", "birch"])
-    assert len(again.iterations) == 3 and again.best_index() == (number, particle)
+    assert len(again.iterations) == 3 and again.find_best() == (number, particle)
     found = ending.compare_models(test=False, ensemble=0, noise_floor=False)
     assert found.start.routes == ["kind 1"] and not found.start.whole
     again.reopen()
     assert len((read_state(record.folder) or {})["rounds"]) == 2
-    assert len(again.iterations) == 2 and again.best_index() == (1, 0)
+    assert len(again.iterations) == 2 and again.find_best() == (1, 0)

@@ -60,10 +60,8 @@ def test_only_what_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.Mon
 def test_states_of_a_run(tmp_path: Path) -> None:
     run, shelf = run_folders.folder(tmp_path / "run", finished=False), RunIndex(tmp_path)
     assert shelf.list_runs()[0].state == "stopped"
-    hold = RunLock(run)
-    hold.update_status(
-        {"activity": "iteration 4", "iteration": 4, "max_iterations": 50, "done": 3, "total": 9}
-    )
+    now = {"activity": "iteration 4", "iteration": 4, "max_iterations": 50, "done": 3, "total": 9}
+    hold = RunLock(run, lambda: now)
     ends = time.monotonic() + 60
     while shelf.list_runs()[0].details != "iteration 4 of at most 50, 3 of 9 items":
         assert time.monotonic() < ends, shelf.list_runs()[0].details

@@ -120,9 +120,9 @@ def _names(count: int) -> list[str]:
 def _verdict(
     record: RunRecord, experts: int, test: int | None, answers: Any, parts: Sequence[str]
 ) -> Verdict:
-    places = record.best_index(rows=experts), record.best_index()
+    places = record.best_expert(), record.find_best()
     expert = record.state["experts"][places[0][1]]
-    dev = [measured(record.load_iteration_answers(*place), parts) for place in places]
+    dev = [measured(record.load_answers(place), parts) for place in places]
     tested: list[Measured | None] = [None, None]
     gain = None
     name = digest_of_items("What", test) if test else None

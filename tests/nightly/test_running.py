@@ -29,10 +29,11 @@ def until(what: Any, seconds: float = 300) -> Any:
 def test_a_held_folder_says_who_holds_it_and_what_is_done(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     assert running_info(folder) is None
-    hold = RunLock(folder)
+    now: dict[str, Any] = {"activity": "begins"}
+    hold = RunLock(folder, lambda: now)
     first = running_info(folder)
     assert first and first["pid"] == os.getpid() and first["activity"] == "begins" and first["host"]
-    hold.update_status({"activity": "iteration 3", "iteration": 3})
+    now |= {"activity": "iteration 3", "iteration": 3}
     found = until(lambda: (running_info(folder) or {}).get("iteration"))
     assert found == 3 and (running_info(folder) or {})["started"] == first["started"]
     hold.close()

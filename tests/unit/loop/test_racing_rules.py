@@ -137,17 +137,17 @@ def test_the_live_are_asked_together_the_hardest_items_first() -> None:
     order = sorted(range(20), key=lambda i: (means[i], i))
     assert [items for _, items in table.calls] == [order[i : i + 4] for i in range(0, 20, 4)]
     assert [count for count, _ in table.calls] == sorted((c for c, _ in table.calls), reverse=True)
-    assert found.complete_scores().keys() == {3} and found.stopped == (0, 1, 2, 4)
+    assert set(found.scores) - set(found.stopped) == {3} and found.stopped == (0, 1, 2, 4)
     assert found.prompts_scored == table.asked and found.prompts_scored + found.saved == 100
-    assert [s.value for s in found.complete_scores()[3]] == new[3].tolist(), "in the file's order"
+    assert [s.value for s in found.scores[3].values()] == new[3].tolist(), "in the file's order"
 
 
 def test_a_perfect_best_is_not_challenged_and_no_best_is_not_raced() -> None:
     racing, new = Racing("exact", chunk=4), np.zeros((2, 8))
     marks = [Incumbent(1.0, (1.0,) * 8), None]
     found = racing.race_particles(Table(new), {0: [0.0], 1: [1.0]}, marks, 8, 0, 1)
-    assert found.stopped == (0,) and found.scores[0] == {} and len(found.complete_scores()[1]) == 8
-    assert found.to_record(3)["items_scored"] == [0, 8, None]
+    assert found.stopped == (0,) and found.scores[0] == {} and len(found.scores[1]) == 8
+    assert 2 not in found.scores
 
 
 def test_equal_positions_are_counted_once() -> None:

@@ -95,9 +95,9 @@ def test_bests_and_sums_follow_the_rounds(tmp_path: Path) -> None:
     record = searched(tmp_path, 30)
     values = np.array([entry["utilities"] for entry in record.iterations])
     for particle in (0, 1):
-        assert record.best_index(particle) == (int(values[:, particle].argmax()), particle)
-    assert record.best_index() == tuple(np.unravel_index(values.argmax(), values.shape))
-    assert record.best_index(rows=1) == (0, 0)
+        assert record.find_best(particle) == (int(values[:, particle].argmax()), particle)
+    assert record.find_best() == tuple(np.unravel_index(values.argmax(), values.shape))
+    assert record.best_expert() == (0, int(values[0].argmax()))
     assert record.count_prompts() == {"prompts_scored": 60, "prompts_saved": 30}
     add(record, 60)
     assert record.count_prompts()["prompts_scored"] == 120
@@ -189,7 +189,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, moment: int, part: float) -> None:
 
         return wrapped
 
-    for name in ("append", "write_atomic", "write_gzip_json", "write_json", "remove"):
+    for name in ("append", "write_atomic", "write_json", "remove"):
         monkeypatch.setattr(folder_module, name, dying(getattr(folder_module, name)))
 
 

@@ -8,7 +8,7 @@ FROM = {
     "FinetuningManager": "swarm.compare.finetuning",
     "FreeForm": "swarm.compare.question_types",
     "FreeFormJudge": "swarm.compare.question_types",
-    "ModelAdapter": "swarm.compare.model_adapter",
+    "ModelAdapter": "swarm.compare.sampling",
     "NextToken": "swarm.compare.question_types",
     "NoClientForModel": "swarm.errors",
     "Question": "swarm.compare.question",

@@ -17,13 +17,13 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError, WrapValidator
 
 from swarm._util.files import cache_folder
-from swarm._util.settings import Positive, PositiveNumber, Text, explain
+from swarm._util.settings import Positive, PositiveNumber, Text, explain, field_types
 from swarm.errors import InvalidArgument, NoClientForModel, UserError
 from swarm.models.cache import Cache
 from swarm.models.http import Call, HttpClient
@@ -118,7 +118,7 @@ class CompareConfig(BaseModel):
     @property
     def client_cache(self) -> dict[str, "EndpointClient | NoClientForModel"]:
         """Endpoint of each model looked up in this process, or the reason why it has none."""
-        return ENDPOINT_INDEX.found
+        return _found
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Change a setting.
@@ -126,29 +126,24 @@ class CompareConfig(BaseModel):
         Raises:
             UserError: It does not exist, or the value is invalid.
         """
-        if name[0] != "_":
-            self._require(name)
-        try:
-            super().__setattr__(name, value)
-        except ValidationError as error:
-            hints = get_type_hints(type(self), include_extras=True)
-            raise explain(error, {key: hints[key] for key in FIELDS}, "Config") from None
-
-    def _require(self, name: str) -> None:
         known = [*FIELDS, "url_key_pairs", "cache_dir"]
-        if name not in known:
+        if name[0] != "_" and name not in known:
             matches = get_close_matches(name, known, 1)
             suggestion = f"did you mean {matches[0]}? " if matches else ""
             raise InvalidArgument(
                 f"Config.{name}: no such setting; {suggestion}there are {', '.join(known)}"
             )
+        try:
+            super().__setattr__(name, value)
+        except ValidationError as error:
+            raise explain(error, field_types(type(self)), "Config") from None
 
     def reset(self) -> None:
         """Restore all defaults and read the environment again."""
         for name, field in FIELDS.items():
-            setattr(self, name, {} if name == "models" else field.default)
-        self.url_key_pairs, self.cache_dir = None, None  # type: ignore[assignment]
-        ENDPOINT_INDEX.clear_all()
+            setattr(self, name, field.get_default())
+        self._pairs = self._folder = None
+        _found.clear()
 
     def client_for_model(self, model: str) -> "EndpointClient":
         """Return the endpoint of a model.
@@ -159,7 +154,9 @@ class CompareConfig(BaseModel):
         Raises:
             NoClientForModel: No endpoint has the model.
         """
-        return ENDPOINT_INDEX.find_client(model)
+        found = find_client(model)
+        assert found
+        return found
 
     @contextmanager
     def override(self, **values: Any) -> Iterator[None]:
@@ -168,12 +165,12 @@ class CompareConfig(BaseModel):
         Raises:
             UserError: A setting does not exist, or its value is invalid.
         """
-        for name in values:
-            self._require(name)
-        previous = {name: getattr(self, name) for name in values}
+        previous: dict[str, Any] = {}
         try:
             for name, value in values.items():
+                before = getattr(self, name, None)
                 setattr(self, name, value)
+                previous[name] = before
             yield
         finally:
             for name, value in previous.items():
@@ -196,10 +193,10 @@ def read_environment_pairs() -> list[EndpointPair]:
     if base_url:
         found.append((base_url, os.environ.get("OPENAI_API_KEY", "").strip(), BASE_URL_VARIABLE))
     for variable in sorted(os.environ):
+        key = os.environ[variable].strip()
+        overridden = base_url and variable == "OPENAI_API_KEY"
         for prefix, url in ENDPOINT_URLS.items():
-            key = os.environ[variable].strip()
-            overridden = base_url and variable == "OPENAI_API_KEY"
-            if key and not overridden and (variable == prefix or variable.startswith(f"{prefix}_")):
+            if key and not overridden and f"{variable}_".startswith(f"{prefix}_"):
                 found.append((url, key, variable))
     return found
 
@@ -210,14 +207,12 @@ def validate_pairs(pairs: Any) -> list[EndpointPair]:
     Raises:
         InvalidArgument: They are malformed; the message does not contain keys.
     """
-    form = "a list of (base_url, key, name of the key's variable)"
-    if not isinstance(pairs, list | tuple):
-        raise InvalidArgument(f"Config.url_key_pairs: must be {form}")
     found = []
-    for number, pair in enumerate(pairs):
+    for number, pair in enumerate(pairs if isinstance(pairs, list | tuple) else [None]):
         texts = isinstance(pair, tuple | list) and all(isinstance(part, str) for part in pair)
         if not texts or len(pair) not in (2, 3):
-            raise InvalidArgument(f"Config.url_key_pairs[{number}]: must be one of {form}")
+            form = "a list of (base_url, key, name of the key's variable)"
+            raise InvalidArgument(f"Config.url_key_pairs: must be {form}; item {number} is not")
         found.append((pair[0], pair[1], pair[2] if len(pair) == 3 else f"KEY_{number}"))
     return found
 
@@ -227,9 +222,7 @@ def open_answer_cache() -> Cache:
     return _open_cache_file(str(Path(Config.cache_dir).expanduser() / "answers.sqlite"))
 
 
-@lru_cache(maxsize=16)
-def _open_cache_file(file: str) -> Cache:
-    return Cache(file)
+_open_cache_file = lru_cache(maxsize=16)(Cache)
 
 
 class EndpointClient:
@@ -245,7 +238,7 @@ class EndpointClient:
     """
 
     def __init__(self, base_url: str, api_key: str, variable: str | None = None) -> None:
-        self.base_url, self.api_key, self.variable = str(base_url), api_key, variable
+        self.base_url, self.api_key, self.variable = base_url, api_key, variable
 
     def __repr__(self) -> str:
         return f"Client({self.base_url!r}, key of {self.variable})"
@@ -281,22 +274,6 @@ class KeyedClient(HttpClient):
         return self._key
 
 
-CREATE_ENDPOINT_TABLE = (
-    "CREATE TABLE IF NOT EXISTS places "
-    "(model TEXT, among TEXT, url TEXT, variable TEXT, time REAL, PRIMARY KEY (model, among))"
-)
-
-
-def _run_statement(statement: str, values: tuple[Any, ...]) -> list[Any]:
-    """Run a statement on the table of endpoints, and return its rows."""
-
-    def work(connection: sqlite3.Connection) -> list[Any]:
-        connection.execute(CREATE_ENDPOINT_TABLE)
-        return connection.execute(statement, values).fetchall()
-
-    return open_answer_cache().run(work)
-
-
 MODEL_NAME_PATTERNS = {
     "api.openai.com": re.compile(r"(?!tinker:)[^/]+"),
     "api.anthropic.com": re.compile(r"claude[^/]*"),
@@ -314,6 +291,41 @@ FOLDER_PREFIXES = {"search": "local/search", "initial_experts": "local"}
 PROBE_LIMITS = Limits(connect_timeout=10.0, timeout=30.0, retries=1)
 """Limits of probes: an unreachable endpoint must fail within seconds."""
 
+_found: dict[str, EndpointClient | NoClientForModel] = {}
+"""By model: its endpoint, or the error that it has none; valid for `_pairs_of_found`."""
+_pairs_of_found: list[EndpointPair] = []
+_lock = threading.Lock()
+
+
+def find_client(model: str, probe: bool = True) -> EndpointClient | None:
+    """Return the endpoint of a model; without `probe`, `None` if it is not known yet.
+
+    Raises:
+        NoClientForModel: No endpoint has the model.
+    """
+    if model.partition("/")[0] in (*LOCAL_PREFIXES, *FOLDER_PREFIXES):
+        raise NoClientForModel(f"{model}: runs in this process, not at an endpoint")
+    pairs = sorted(Config.url_key_pairs, key=lambda pair: pair[2])
+    with _lock:
+        if pairs != _pairs_of_found:
+            _found.clear()
+            _pairs_of_found[:] = pairs
+        found = _found.get(model)
+    if found is None or (isinstance(found, NoClientForModel) and not found.lasting):
+        found = _search_endpoints(model, pairs, probe)
+        if found is None:
+            return None
+        _found[model] = found
+    if isinstance(found, NoClientForModel):
+        raise found
+    return found
+
+
+def forget_client(model: str) -> None:
+    """Forget the endpoint of a model, so that it is searched again."""
+    _found.pop(model, None)
+    _run_statement("DELETE FROM places WHERE model = ?", (model,))
+
 
 def may_host_model(base_url: str, model: str) -> bool:
     """Return whether an endpoint can have a model of this name."""
@@ -321,89 +333,58 @@ def may_host_model(base_url: str, model: str) -> bool:
     return form is None or form.fullmatch(model) is not None
 
 
-class EndpointIndex:
-    """Index of discovered endpoints.
-
-    Attributes:
-        found: By model: its endpoint, or the error that it has none; valid for the current pairs.
-    """
-
-    def __init__(self) -> None:
-        self.found: dict[str, EndpointClient | NoClientForModel] = {}
-        self._seen: list[EndpointPair] | None = None
-        self._lock = threading.RLock()
-
-    def clear_all(self) -> None:
-        """Clear the index of this process; endpoints stored by earlier processes remain."""
-        self._seen = None
-        self.found.clear()
-
-    def find_client(self, model: str) -> EndpointClient:
-        """Return the endpoint of a model.
-
-        Raises:
-            NoClientForModel: No endpoint has the model.
-        """
-        if model.partition("/")[0] in (*LOCAL_PREFIXES, *FOLDER_PREFIXES):
-            raise NoClientForModel(f"{model}: runs in this process, not at an endpoint")
-        pairs = sorted(Config.url_key_pairs, key=lambda pair: pair[2])
-        with self._lock:
-            if pairs != self._seen:
-                self.clear_all()
-                self._seen = pairs
-            found = self.found.get(model)
-        if found is None or (isinstance(found, NoClientForModel) and not found.lasting):
-            found = self.found[model] = self._search_model(model, pairs)
-        if isinstance(found, NoClientForModel):
-            raise found
-        return found
-
-    def forget(self, model: str) -> None:
-        """Forget the endpoint of a model, so that it is searched again."""
-        self.found.pop(model, None)
-        _run_statement("DELETE FROM places WHERE model = ?", (model,))
-
-    def _search_model(
-        self, model: str, pairs: Sequence[EndpointPair]
-    ) -> EndpointClient | NoClientForModel:
-        endpoints = [pair for pair in pairs if may_host_model(pair[0], model)]
-        if len(endpoints) < 2:  # a single one shows by its first request whether it has the model
-            found = [EndpointClient(*pair) for pair in endpoints]
-            return found[0] if found else NoClientForModel(_no_endpoint_message(model, pairs))
-        # Without the keys.
-        among = json.dumps([(url, variable) for url, _, variable in endpoints])
-        query = "SELECT url, variable FROM places WHERE model = ? AND among = ?"
-        rows = _run_statement(query, (model, among))
-        for pair in endpoints:
-            if (pair[0], pair[2]) in rows:
-                return EndpointClient(*pair)
-        with ThreadPoolExecutor(len(endpoints)) as threads:
-            errors = list(threads.map(lambda pair: _probe_endpoint(model, pair), endpoints))
-        for pair, error in zip(endpoints, errors, strict=True):
-            if error is None:
-                row = (model, among, pair[0], pair[2], time.time())
-                _run_statement("INSERT OR REPLACE INTO places VALUES (?, ?, ?, ?, ?)", row)
-                return EndpointClient(*pair)
-            if Config.verbose:
-                print(f"{pair[0]}, key of {pair[2]}: {error}", file=sys.stderr)
-        missing = NoClientForModel(
-            f"{model}: none of {len(endpoints)} endpoints has it; error of the first: {errors[0]}"
+def _search_endpoints(
+    model: str, pairs: Sequence[EndpointPair], probe: bool
+) -> EndpointClient | NoClientForModel | None:
+    endpoints = [pair for pair in pairs if may_host_model(pair[0], model)]
+    if not endpoints:
+        hosts = ", ".join(dict.fromkeys(urlsplit(pair[0]).netloc for pair in pairs))
+        reason = f"no model at {hosts} can have this name" if pairs else "its location is unknown"
+        return NoClientForModel(
+            f"{model}: {reason}; add a prefix, as in local/rooms, ollama/NAME or PROVIDER/MODEL, "
+            f"set one of {', '.join(ENDPOINT_URLS)}, or add an endpoint to Config.url_key_pairs"
         )
-        missing.lasting = any(isinstance(one, ConnectionFailed | RequestTimeout) for one in errors)
-        return missing
+    if len(endpoints) == 1:  # its first request shows whether it has the model
+        return EndpointClient(*endpoints[0])
+    among = json.dumps([(url, variable) for url, _, variable in endpoints])  # without the keys
+    query = "SELECT url, variable FROM places WHERE model = ? AND among = ?"
+    rows = _run_statement(query, (model, among))
+    if known := [pair for pair in endpoints if (pair[0], pair[2]) in rows]:
+        return EndpointClient(*known[0])
+    if not probe:
+        return None
+    with ThreadPoolExecutor(len(endpoints)) as threads:
+        errors = list(threads.map(lambda pair: _probe_endpoint(model, pair), endpoints))
+    for pair, error in zip(endpoints, errors, strict=True):
+        if error is None:
+            row = (model, among, pair[0], pair[2], time.time())
+            _run_statement("INSERT OR REPLACE INTO places VALUES (?, ?, ?, ?, ?)", row)
+            return EndpointClient(*pair)
+        if Config.verbose:
+            print(f"{pair[0]}, key of {pair[2]}: {error}", file=sys.stderr)
+    missing = NoClientForModel(
+        f"{model}: none of {len(endpoints)} endpoints has it; error of the first: {errors[0]}"
+    )
+    missing.lasting = any(isinstance(one, ConnectionFailed | RequestTimeout) for one in errors)
+    return missing
 
 
-ENDPOINT_INDEX = EndpointIndex()
-"""Index of this process."""
+def _run_statement(statement: str, values: tuple[Any, ...]) -> list[Any]:
+    """Run a statement on the table of endpoints, and return its rows."""
 
+    def work(connection: sqlite3.Connection) -> list[Any]:
+        connection.execute(
+            "CREATE TABLE IF NOT EXISTS places (model TEXT, among TEXT, url TEXT, variable TEXT, "
+            "time REAL, PRIMARY KEY (model, among))"
+        )
+        return connection.execute(statement, values).fetchall()
 
-REASONING_MODEL_PATTERN = re.compile(r"o1|o3|o4|gpt-5")
-"""Prefix of the names of OpenAI's reasoning models, after a vendor's name if any."""
+    return open_answer_cache().run(work)
 
 
 def is_reasoning_model(model: str) -> bool:
     """Return whether this is one of OpenAI's reasoning models, at any router."""
-    return bool(REASONING_MODEL_PATTERN.match(model.rsplit("/", 1)[-1]))
+    return model.rsplit("/", 1)[-1].startswith(("o1", "o3", "o4", "gpt-5"))
 
 
 def build_probe(model: str) -> dict[str, Any]:
@@ -417,31 +398,16 @@ def build_probe(model: str) -> dict[str, Any]:
 
 def _probe_endpoint(model: str, pair: EndpointPair) -> UserError | None:
     """Return why an endpoint does not have a model; `None` if it has."""
-    params = build_probe(model)
-    timeout = params.pop("timeout", None)
 
     def read(_: int, content: Any) -> Any:
         if isinstance(content, BadRequest):
             raise content
         return content["choices"]
 
+    params = build_probe(model)
+    call = Call(params, timeout=params.pop("timeout"))
     try:
-        client = KeyedClient(model, EndpointClient(*pair), PROBE_LIMITS)
-        client.run_calls([Call(params, timeout=timeout)], read)
+        KeyedClient(model, EndpointClient(*pair), PROBE_LIMITS).run_calls([call], read)
     except UserError as error:
         return error
     return None
-
-
-def _no_endpoint_message(model: str, pairs: Sequence[EndpointPair]) -> str:
-    """Explain why no endpoint can have a model."""
-    if pairs:
-        hosts = ", ".join(dict.fromkeys(urlsplit(pair[0]).netloc for pair in pairs))
-        return (
-            f"{model}: no model at {hosts} can have this name; add a prefix, as in local/rooms or "
-            "PROVIDER/MODEL, or add an endpoint to Config.url_key_pairs"
-        )
-    return (
-        f"{model}: the model's location is unknown: set one of {', '.join(ENDPOINT_URLS)}, or "
-        "Config.url_key_pairs; or add a prefix, as in local/rooms, ollama/NAME or PROVIDER/MODEL"
-    )

@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -64,7 +64,7 @@ class ColumnLayout(NamedTuple):
             raise InvalidArgument(
                 f"details=True adds a column {clashes[0]}; rename the existing one"
             )
-        return names + (list(DETAIL_COLUMNS) if details else [])
+        return names + list(DETAIL_COLUMNS) * details
 
 
 def build_frame(
@@ -83,45 +83,36 @@ def build_frame(
     """
     import pandas as pd
 
-    parts = [
-        (group, model, block)
-        for group, models in groups.items()
-        for model in models
-        for block in blocks[model]
-    ]
-    columns = block_columns(layout, parts)
-    rows = list(chain.from_iterable(block.rows for _, _, block in parts))
-    for name in ("answer", *layout.near, *layout.far):
-        columns[name] = [row.columns.get(name) for row in rows]
-    columns["error"] = [row.error for row in rows]
-    if details:
-        columns["sample"] = [n for _, _, block in parts for n in range(len(block.rows))]
-        details_rows = [detail_values(row) for row in rows]
-        columns |= {
-            name: [one[n] for one in details_rows] for n, name in enumerate(DETAIL_COLUMNS[1:])
-        }
-    selected = {name: as_column(columns[name]) for name in layout.list_columns(details)}
-    return pd.DataFrame(selected)
+    pairs = [(group, model) for group, models in groups.items() for model in models]
+    parts = [(group, model, block) for group, model in pairs for block in blocks[model]]
+    counts = [len(block.rows) for *_, block in parts]
+    rows = [row for *_, block in parts for row in block.rows]
 
+    def per_row(values: Iterable[Any]) -> list[Any]:
+        """Repeat a value of each block for its rows."""
+        return list(chain.from_iterable(map(repeat, values, counts)))
 
-def block_columns(
-    layout: ColumnLayout, parts: Sequence[tuple[str, str, ParaphraseBlock]]
-) -> dict[str, list[Any]]:
-    """Return the columns that identify the request of each row."""
-    columns: dict[str, list[Any]] = {
-        "group": repeat_per_row(parts, lambda group, model, block: group),
-        "model": repeat_per_row(parts, lambda group, model, block: model),
-        "question": repeat_per_row(parts, lambda group, model, block: block.question),
-        "paraphrase_ix": repeat_per_row(parts, lambda group, model, block: block.paraphrase_ix),
+    columns = {
+        "group": per_row(group for group, _, _ in parts),
+        "model": per_row(model for _, model, _ in parts),
+        "question": per_row(block.question for *_, block in parts),
+        "paraphrase_ix": per_row(block.paraphrase_ix for *_, block in parts),
+        "api_kwargs": [
+            copy_request(row.columns.get("api_kwargs", block.api_kwargs))
+            for *_, block in parts
+            for row in block.rows
+        ],
+        "error": [row.error for row in rows],
     }
     for name in layout.metadata:
-        columns[name] = repeat_per_row(parts, lambda *one, name=name: one[2].metadata.get(name))
-    columns["api_kwargs"] = [
-        copy_request(row.columns.get("api_kwargs", block.api_kwargs))
-        for _, _, block in parts
-        for row in block.rows
-    ]
-    return columns
+        columns[name] = per_row(block.metadata.get(name) for *_, block in parts)
+    for name in ("answer", *layout.near, *layout.far):
+        columns[name] = [row.columns.get(name) for row in rows]
+    if details:
+        samples = chain.from_iterable(map(range, counts))
+        values = [(n, *_detail_values(row)) for n, row in zip(samples, rows, strict=True)]
+        columns |= {name: [one[k] for one in values] for k, name in enumerate(DETAIL_COLUMNS)}
+    return pd.DataFrame({name: as_column(columns[name]) for name in layout.list_columns(details)})
 
 
 def copy_request(sent: dict[str, Any]) -> dict[str, Any]:
@@ -129,24 +120,15 @@ def copy_request(sent: dict[str, Any]) -> dict[str, Any]:
     return {**sent, "messages": [{**turn} for turn in sent["messages"]]}
 
 
-def repeat_per_row(
-    parts: Sequence[tuple[str, str, ParaphraseBlock]], value: Callable[..., Any]
-) -> list[Any]:
-    """Compute a value per part and repeat it for each of its rows."""
-    return list(chain.from_iterable(repeat(value(*part), len(part[2].rows)) for part in parts))
-
-
 def as_column(values: list[Any]) -> Any:
     """Return a column; missing numbers become NaN, other missing values `None`."""
     import pandas as pd
 
     first_value = next((value for value in values if value is not None), None)
-    if isinstance(first_value, int | float):
-        return values
-    return pd.Series(values, dtype=object)
+    return values if isinstance(first_value, int | float) else pd.Series(values, dtype=object)
 
 
-def detail_values(row: SampleRow) -> tuple[Any, ...]:
+def _detail_values(row: SampleRow) -> tuple[Any, ...]:
     """Return the values of `DETAIL_COLUMNS[1:]`.
 
     Tokens, seconds and costs are summed over a row's answers; "cached" requires that all of them
@@ -170,16 +152,13 @@ def detail_values(row: SampleRow) -> tuple[Any, ...]:
 def print_failures(name: str, blocks: Mapping[str, Sequence[ParaphraseBlock]]) -> None:
     """Print to stderr how many rows failed, one line per model, with the first reason."""
     for model, model_blocks in blocks.items():
-        errors = [
-            row.error for block in model_blocks for row in block.rows if row.error is not None
-        ]
-        if not errors:
-            continue
-        number = sum(len(block.rows) for block in model_blocks)
-        kinds = len(Counter(errors))
-        more = f" (and {kinds - 1} other reasons)" if kinds > 1 else ""
-        print(
-            f"question {name}, model {model}: {len(errors)} of {number} rows have an error: "
-            f"{errors[0]}{more}; they are requested again next time",
-            file=sys.stderr,
-        )
+        rows = [row for block in model_blocks for row in block.rows]
+        errors = [row.error for row in rows if row.error is not None]
+        if errors:
+            kinds = len(Counter(errors))
+            more = f" (and {kinds - 1} other reasons)" if kinds > 1 else ""
+            print(
+                f"question {name}, model {model}: {len(errors)} of {len(rows)} rows have an error: "
+                f"{errors[0]}{more}; they are requested again next time",
+                file=sys.stderr,
+            )

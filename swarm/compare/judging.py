@@ -3,8 +3,7 @@
 import re
 import sqlite3
 import time
-from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from itertools import islice
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from swarm._util.settings import Text
 from swarm.compare.config import open_answer_cache
-from swarm.compare.dataframe import as_column
+from swarm.compare.dataframe import SampleRow, as_column
 from swarm.compare.question import Question
 from swarm.compare.sampling import (
     ModelCall,
@@ -21,7 +20,7 @@ from swarm.compare.sampling import (
     reduce_gc_frequency,
     replay_scripts,
 )
-from swarm.errors import InvalidArgument, UserError
+from swarm.errors import InvalidArgument
 from swarm.models.cache import make_cache_key
 
 if TYPE_CHECKING:
@@ -29,48 +28,39 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TEMPLATE_FIELDS = ("question", "answer")
-FIELD_PATTERN = re.compile(r"\{(question|answer)\}")
 
-
-class JudgeTemplate:
-    """Template of a judge's prompt.
+def fill_template(text: str, question: str, answer: str) -> str:
+    """Return a judge's prompt: a template with {answer} and optionally {question}, filled.
 
     If `str.format` can fill the text with the two fields, it is used, and doubled braces become
     single ones. In any other text, such as one that contains JSON, {question} and {answer} are
     replaced and other braces stay unchanged.
+    """
+    values = {"question": question, "answer": answer}
+    try:
+        return text.format(**values)
+    except (ValueError, KeyError, IndexError, AttributeError):
+        return re.sub(r"\{(question|answer)\}", lambda found: values[found[1]], text)
 
-    Args:
-        text: Template with {answer} and optionally {question}.
+
+def uses_question(text: Any) -> bool:
+    """Check a judge's template, and return whether it has {question}.
 
     Raises:
-        InvalidArgument: {answer} is missing, or a field looks like a misspelling.
+        InvalidArgument: It is no text, {answer} is missing, or a field looks like a misspelling.
     """
-
-    def __init__(self, text: Any) -> None:
-        if not isinstance(text, str):
-            raise InvalidArgument(f"a judge's template must be one text, not {text!r:.80}")
-        self.text = text
-        for field in re.findall(r"\{([A-Za-z_]+)\}", text):
-            matches = get_close_matches(field.lower(), TEMPLATE_FIELDS, 1, 0.7)
-            if matches and field not in TEMPLATE_FIELDS:
-                raise InvalidArgument(
-                    f"a judge's template has {{{field}}}; did you mean {{{matches[0]}}}?"
-                )
-        tried = self.fill("\0", "\1")
-        self.uses_question = "\0" in tried
-        if "\1" not in tried:
+    fields = ("question", "answer")
+    tried = fill_template(text, "\0", "\1") if isinstance(text, str) else ""
+    for field in re.findall(r"\{([A-Za-z_]+)\}", text if tried else ""):
+        if field not in fields and (near := get_close_matches(field.lower(), fields, 1, 0.7)):
             raise InvalidArgument(
-                f"a judge's template must have {{answer}} in it; this has not: {text!r:.80}"
+                f"a judge's template has {{{field}}}; did you mean {{{near[0]}}}?"
             )
-
-    def fill(self, question: str, answer: str) -> str:
-        """Return the prompt."""
-        values = {"question": question, "answer": answer}
-        try:
-            return self.text.format(**values)
-        except (ValueError, KeyError, IndexError, AttributeError):
-            return FIELD_PATTERN.sub(lambda found: values[found[1]], self.text)
+    if "\1" not in tried:
+        raise InvalidArgument(
+            f"a judge's template must be a text and must have {{answer}} in it, not {text!r:.80}"
+        )
+    return "\0" in tried
 
 
 def content_as_text(content: Any) -> str:
@@ -98,32 +88,35 @@ class BaseJudge(Question):
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
-        if self.paraphrases is None or len(self.paraphrases) != 1:
-            raise InvalidArgument(f"{self.type()}: a judge has one paraphrase, its template")
-        if self.samples_per_paraphrase != 1:
-            raise InvalidArgument(f"{self.type()}: a judge has samples_per_paraphrase=1")
-        self.uses_question  # noqa: B018  (checks the template)
+        if len(self.paraphrases or ()) != 1 or self.samples_per_paraphrase != 1:
+            raise InvalidArgument(
+                f"{self.type()}: a judge has one paraphrase, its template, and "
+                "samples_per_paraphrase=1"
+            )
+        uses_question(self.template)
 
     @property
-    def template(self) -> JudgeTemplate:
+    def template(self) -> str:
         """Template of the prompt."""
-        return JudgeTemplate((self.paraphrases or [""])[0])
+        return (self.paraphrases or [""])[0]  # type: ignore[return-value]
 
     @property
     def uses_question(self) -> bool:
         """True if the template has {question}; if not, equal answers are judged once."""
-        return self.template.uses_question
+        return uses_question(self.template)
 
     @property
     def cache_key(self) -> str:
         """Key of the recorded pairs; judges that differ only in their bounds share it."""
-        call = ModelCall(self.model, self.params(self.turns(self.template.text)))
-        sent = {key: value for key, value in call.api_kwargs.items() if key not in self.beside}
-        return make_cache_key(self.type(), sent)
+        sent = self._call(self.template).api_kwargs
+        return make_cache_key(self.type(), {k: v for k, v in sent.items() if k not in self.beside})
 
-    @abstractmethod
-    def judge(self, prompt: str) -> Script[tuple[dict[str, Any], UserError | None]]:
-        """Return the script of a verdict: columns by suffix ("": the verdict), error or `None`."""
+    def judge(self, prompt: str) -> Script[SampleRow]:
+        """Return the script of a verdict, whose columns are those of a question of this type."""
+        return self.row(self._call(prompt), 0)
+
+    def _call(self, prompt: str) -> ModelCall:
+        return ModelCall(self.model, self.params(self.turns(prompt)))
 
     def get_cache(self) -> "pd.DataFrame":
         """Return the cached verdicts of this judge, one row per judged answer.
@@ -137,20 +130,18 @@ class BaseJudge(Question):
         """
         import pandas as pd
 
-        template, pairs = self.template, load_judged_pairs(self.cache_key)
-        prompts = [template.fill(question, answer) for question, answer in pairs]
+        pairs = load_judged_pairs(self.cache_key)
+        prompts = [fill_template(self.template, question, answer) for question, answer in pairs]
         with reduce_gc_frequency():
             verdicts, _ = replay_scripts(self.judge(prompt) for prompt in prompts)
-        raw = "_raw_answer" in self.suffixes
-        names = ["question", "answer", "judge_question", "judge_answer"]
+        names = ["question", "answer", "judge_question", "judge_answer", "judge_raw_answer"]
         rows = []
         for (question, answer), prompt, verdict in zip(pairs, prompts, verdicts, strict=True):
-            if verdict is not None and verdict[1] is None:
-                row = (question if template.uses_question else None, answer, prompt, verdict[0][""])
-                rows.append((*row, verdict[0]["_raw_answer"]) if raw else row)
-        names += ["judge_raw_answer"] * raw
-        columns = {name: as_column([row[n] for row in rows]) for n, name in enumerate(names)}
-        return pd.DataFrame(columns)
+            if verdict is not None and verdict.error is None:
+                found = (verdict.columns["answer"], verdict.columns.get("raw_answer"))
+                rows.append((question if self.uses_question else None, answer, prompt, *found))
+        shown = names if "_raw_answer" in self.suffixes else names[:4]
+        return pd.DataFrame({name: as_column([x[k] for x in rows]) for k, name in enumerate(shown)})
 
 
 class JudgeVerdict(NamedTuple):
@@ -166,34 +157,41 @@ class JudgeRun:
     Args:
         name: Column of the verdict.
         judge: The judge.
+
+    Attributes:
+        pairs: The judged pairs of question and answer, as the keys.
     """
 
     def __init__(self, name: str, judge: BaseJudge) -> None:
         self.name, self.judge, self.template = name, judge, judge.template
+        self.uses_question = judge.uses_question
         self.pairs: dict[tuple[str, str], None] = {}
         self._verdicts: dict[str, JudgeVerdict] = {}
 
-    def __enter__(self) -> "JudgeRun":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Record the judged pairs, also after an interrupt."""
-        record_judged_pairs(self.judge.cache_key, list(self.pairs))
-
     def judge_answer(self, question: Any, answer: str) -> Script[JudgeVerdict]:
         """Return the script of one verdict; equal prompts share one verdict."""
-        question_text = content_as_text(question) if self.template.uses_question else ""
-        prompt = self.template.fill(question_text, answer)
+        question_text = content_as_text(question) if self.uses_question else ""
+        prompt = fill_template(self.template, question_text, answer)
         verdict = self._verdicts.get(prompt)
         if verdict is None:
-            columns, error = yield from self.judge.judge(prompt)
-            named = {self.name + suffix: value for suffix, value in columns.items()}
-            named[f"{self.name}_question"] = prompt
-            error_text = None if error is None else f"judge {self.name}: {error}"
-            verdict = self._verdicts[prompt] = JudgeVerdict(named, error_text)
+            row = yield from self.judge.judge(prompt)
+            columns = {self.name: row.columns["answer"]}
+            for suffix in self.judge.suffixes:
+                columns[self.name + suffix] = row.columns.get(suffix[1:])
+            columns[f"{self.name}_question"] = prompt
+            error = None if row.error is None else f"judge {self.name}: {row.error}"
+            verdict = self._verdicts[prompt] = JudgeVerdict(columns, error)
         if verdict.error is None:
             self.pairs[question_text, answer] = None
         return verdict
+
+    def record(self) -> None:
+        """Record which pairs the judge has judged.
+
+        Raises:
+            UserError: The answer cache cannot be written.
+        """
+        record_judged_pairs(self.judge.cache_key, self.pairs)
 
 
 def run_together(scripts: Sequence[Script[T]]) -> Script[list[T]]:
@@ -218,18 +216,10 @@ CREATE_JUDGED_TABLE = (
     "CREATE TABLE IF NOT EXISTS judged (judge TEXT, question BLOB, answer BLOB, time REAL, "
     "PRIMARY KEY (judge, question, answer)) WITHOUT ROWID"
 )
-INSERT_JUDGED = "INSERT OR IGNORE INTO judged VALUES (?, ?, ?, ?)"
-SELECT_JUDGED = (
-    "SELECT question, answer FROM judged WHERE judge = ? ORDER BY time, question, answer"
-)
 
 
-def record_judged_pairs(judge: str, pairs: Sequence[tuple[str, str]]) -> None:
-    """Record which pairs of question and answer a judge has judged.
-
-    Raises:
-        UserError: The answer cache cannot be written.
-    """
+def record_judged_pairs(judge: str, pairs: Iterable[tuple[str, str]]) -> None:
+    """Record which pairs of question and answer a judge has judged."""
     now = time.time()
     # Lone surrogates, which models do produce, are allowed.
     rows = [(judge, *(text.encode("utf-8", "surrogatepass") for text in p), now) for p in pairs]
@@ -239,26 +229,23 @@ def record_judged_pairs(judge: str, pairs: Sequence[tuple[str, str]]) -> None:
         with connection:
             # Takes the write lock at once: a read transaction that is upgraded later may fail.
             connection.execute("BEGIN IMMEDIATE")
-            connection.executemany(INSERT_JUDGED, rows)
+            connection.executemany("INSERT OR IGNORE INTO judged VALUES (?, ?, ?, ?)", rows)
 
     if rows:
         open_answer_cache().run(write)
 
 
 def load_judged_pairs(judge: str) -> list[tuple[str, str]]:
-    """Return the recorded pairs of a judge, the oldest first; damaged ones are left out.
-
-    Raises:
-        UserError: The answer cache cannot be read.
-    """
+    """Return the recorded pairs of a judge, the oldest first; damaged ones are left out."""
+    query = "SELECT question, answer FROM judged WHERE judge = ? ORDER BY time, question, answer"
 
     def read(connection: sqlite3.Connection) -> list[tuple[bytes, bytes]]:
         connection.execute(CREATE_JUDGED_TABLE)
-        return connection.execute(SELECT_JUDGED, (judge,)).fetchall()
+        return connection.execute(query, (judge,)).fetchall()
 
     pairs = []
     for question, answer in open_answer_cache().run(read):
         with suppress(AttributeError, UnicodeDecodeError):
-            texts = (one.decode("utf-8", "surrogatepass") for one in (question, answer))
-            pairs.append((next(texts), next(texts)))
+            decoded = (one.decode("utf-8", "surrogatepass") for one in (question, answer))
+            pairs.append((next(decoded), next(decoded)))
     return pairs

@@ -4,7 +4,6 @@ Contains the base class `Question`, the run of several questions over several gr
 one pool, and questions in YAML.
 """
 
-import copy
 import json
 import re
 import sys
@@ -17,12 +16,12 @@ from functools import partial
 from importlib import import_module
 from itertools import chain, count, cycle, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, field_validator
 
 from swarm._util.files import read_yaml
-from swarm._util.settings import Positive, explain
+from swarm._util.settings import Positive, explain, field_types
 from swarm.compare.config import EXACT, Config, open_answer_cache
 from swarm.compare.dataframe import (
     ColumnLayout,
@@ -32,10 +31,12 @@ from swarm.compare.dataframe import (
     copy_request,
     print_failures,
 )
+from swarm.compare.power import detectable
 from swarm.compare.sampling import (
     ModelCall,
     SampleRequest,
     Script,
+    copy_containers,
     reduce_gc_frequency,
     replay_scripts,
     run_scripts,
@@ -151,20 +152,19 @@ class Question(BaseModel, ABC):
             raise InvalidArgument("a question needs either paraphrases=[...] or messages=[[...]]")
         if self.system is not None and self.messages is not None:
             raise InvalidArgument("system requires paraphrases; add it to messages as a first turn")
-        if self.metadata is not None:
-            number = len(self.as_messages())
-            if len(self.metadata) != number:
+        number = len(self.paraphrases or self.messages or ())
+        if self.metadata is not None and len(self.metadata) != number:
+            raise InvalidArgument(
+                f"metadata must have one mapping for each of the {number} paraphrases; there are "
+                f"{len(self.metadata)}"
+            )
+        taken = self.layout._replace(metadata=()).list_columns()
+        for name in self.layout.metadata:
+            if not isinstance(name, str) or not name or name in taken:
                 raise InvalidArgument(
-                    f"metadata must have one mapping for each of the {number} paraphrases; "
-                    f"there are {len(self.metadata)}"
+                    f"metadata: {name!r} cannot be the name of a column; taken are "
+                    f"{', '.join(taken)}"
                 )
-            taken = self.layout._replace(metadata=()).list_columns()
-            for name in self.layout.metadata:
-                if not isinstance(name, str) or not name or name in taken:
-                    raise InvalidArgument(
-                        f"metadata: {name!r} cannot be the name of a column; taken are "
-                        f"{', '.join(taken)}"
-                    )
 
     def __setattr__(self, name: str, value: Any) -> None:
         with self._explained():
@@ -175,20 +175,16 @@ class Question(BaseModel, ABC):
         try:
             yield
         except ValidationError as error:
-            hints = get_type_hints(type(self), include_extras=True)
-            fields = {name: hints[name] for name in type(self).model_fields}
-            raise explain(error, fields, "") from None
+            raise explain(error, field_types(type(self))) from None
 
     @field_validator("name", mode="before")
     @classmethod
     def _check_name(cls, name: Any) -> Any:
-        if name is None:
-            return UNNAMED_QUESTION
         if isinstance(name, str) and not (NAME_PATTERN.fullmatch(name) and name.strip(".")):
             raise ValueError(
                 f"{name!r} may contain only letters, digits and _ - [ ] ( ) . and not only dots"
             )
-        return name
+        return UNNAMED_QUESTION if name is None else name
 
     @classmethod
     def type(cls) -> str:
@@ -206,8 +202,7 @@ class Question(BaseModel, ABC):
         if kind not in QUESTION_TYPES:
             raise InvalidArgument(f"type={kind!r}: must be one of {', '.join(QUESTION_TYPES)}")
         module = import_module("swarm.compare.question_types")
-        name = "".join(word.title() for word in kind.split("_"))
-        return getattr(module, name)(**given)
+        return getattr(module, kind.title().replace("_", ""))(**given)
 
     @staticmethod
     def load_dict(name: str, file: str | Path | None = None) -> dict[str, Any]:
@@ -235,8 +230,8 @@ class Question(BaseModel, ABC):
     def as_messages(self) -> list[list[dict[str, Any]]]:
         """Return a copy of each paraphrase's conversation, in the chat format."""
         if self.messages is not None:
-            return [copy.deepcopy(turns) for turns in self.messages]
-        return [self.turns(copy.deepcopy(one)) for one in self.paraphrases or ()]
+            return [copy_containers(turns) for turns in self.messages]
+        return [self.turns(copy_containers(one)) for one in self.paraphrases or ()]
 
     def turns(self, said: Any) -> list[dict[str, Any]]:
         """Return the conversation with this user turn."""
@@ -256,7 +251,7 @@ class Question(BaseModel, ABC):
         """Return one mapping per row for `Runner.get_many`; keys with _ identify the row."""
         return [
             {
-                "params": self.params(copy.deepcopy(messages)),
+                "params": self.params(copy_containers(messages)),
                 **self.settings(),
                 "_question": messages[-1]["content"],
                 "_paraphrase_ix": number,
@@ -335,12 +330,13 @@ class Question(BaseModel, ABC):
             import pandas  # noqa: F401
         except ImportError as error:
             raise missing_extra_error(error, "compare") from None
-        for plan in plans:
-            plan.question.layout.list_columns(details)
+        layouts = [question.layout for question in questions]
+        for layout in layouts:
+            layout.list_columns(details)  # refuses clashes before anything is paid for
         with reduce_gc_frequency():
             return [
-                build_frame(plan.question.layout, plan.groups, blocks, details)
-                for plan, blocks in zip(plans, ask_plans(plans), strict=True)
+                build_frame(layout, plan.groups, blocks, details)
+                for layout, plan, blocks in zip(layouts, plans, ask_plans(plans), strict=True)
             ]
 
     def get_results(self, models: Sequence[str]) -> "list[Result]":
@@ -357,24 +353,21 @@ class Question(BaseModel, ABC):
         plan = QuestionPlan(self, parse_model_groups({"all": models}))
         if len(plan.models) < len(models):
             raise InvalidArgument("get_results: each model may be named once")
-        return [
-            Result(
-                self,
-                model,
-                [
-                    {
-                        "api_kwargs": copy_request(block.api_kwargs),
-                        "question": block.question,
-                        "paraphrase_ix": block.paraphrase_ix,
-                        **row.columns,
-                        "error": row.error,
-                    }
-                    for block in blocks
-                    for row in block.rows
-                ],
-            )
-            for model, blocks in ask_plans([plan])[0].items()
-        ]
+        results = []
+        for model, blocks in ask_plans([plan])[0].items():
+            data = [
+                {
+                    "api_kwargs": copy_request(block.api_kwargs),
+                    "question": block.question,
+                    "paraphrase_ix": block.paraphrase_ix,
+                    **row.columns,
+                    "error": row.error,
+                }
+                for block in blocks
+                for row in block.rows
+            ]
+            results.append(Result(self, model, data))
+        return results
 
     def many_models_execute(self, models: Sequence[str]) -> "list[Result]":
         """Query the models again; the new answers replace the cached ones. See `get_results`."""
@@ -435,7 +428,6 @@ class QuestionPlan:
         self.question, self.groups = question, groups
         self.models = list(dict.fromkeys(chain.from_iterable(groups.values())))
         self.messages = question.as_messages()
-        self.facts = question.metadata or [{}] * len(self.messages)
         self.calls = [
             ModelCall(model, question.params(messages))
             for model in self.models
@@ -462,13 +454,14 @@ class QuestionPlan:
     def take_blocks(self, rows: Iterator[SampleRow]) -> dict[str, list[ParaphraseBlock]]:
         """Consume this question's rows, which are next in the iterator."""
         sent, samples = iter(self.request_params), self.question.samples_per_paraphrase
+        facts = self.question.metadata or [{}] * len(self.messages)
         return {
             model: [
                 ParaphraseBlock(
                     messages[-1]["content"],
                     next(sent),
                     number,
-                    self.facts[number],
+                    facts[number],
                     list(islice(rows, samples)),
                 )
                 for number, messages in enumerate(self.messages)
@@ -496,13 +489,11 @@ def ask_plans(plans: Sequence[QuestionPlan]) -> list[dict[str, list[ParaphraseBl
 
 def print_detectable(plans: Sequence[QuestionPlan]) -> None:
     """Print to stderr which differences between the groups of each question are detectable."""
-    from swarm.compare.power import detectable
-
-    lines = (
+    lines = [
         detectable(plan.groups, len(plan.messages), plan.question.samples_per_paraphrase)
         for plan in plans
         if len(plan.groups) > 1
-    )
+    ]
     for line in dict.fromkeys(lines):
         print(line, file=sys.stderr)
 
@@ -513,21 +504,18 @@ def parse_model_groups(groups: Any) -> dict[str, list[str]]:
     Raises:
         InvalidArgument: The groups are malformed.
     """
-    form = 'models are given as {"a group": ["a model", "another"], ...}'
-    if not isinstance(groups, Mapping) or not groups:
-        raise InvalidArgument(f"{form}, not as {groups!r:.80}")
-    found: dict[str, list[str]] = {}
-    for group, models in groups.items():
-        if not isinstance(group, str):
-            raise InvalidArgument(f"group {group!r}: its name must be a string; {form}")
+    found: dict[Any, list[str]] = {}
+    for group, models in groups.items() if isinstance(groups, Mapping) else ():
         # Any iterable, such as a column of a data frame, but no text.
         listed = [] if isinstance(models, str) or not isinstance(models, Iterable) else [*models]
-        if not listed or not all(isinstance(one, str) and one.strip() for one in listed):
-            raise InvalidArgument(
-                f"group {group!r}: {models!r:.80} is not a list of models' names; {form}"
-            )
+        if not all(isinstance(one, str) and one.strip() for one in (group, *listed)):
+            listed = []
         ordered = sorted(listed) if isinstance(models, set | frozenset) else listed
         found[group] = list(dict.fromkeys(ordered))
+    if not found or not all(found.values()):
+        raise InvalidArgument(
+            f'models are given as {{"a group": ["a model", "another"], ...}}, not as {groups!r:.80}'
+        )
     return found
 
 
@@ -540,13 +528,8 @@ class QuestionEntry(NamedTuple):
     """One question of a file: its arguments, and its location for errors."""
 
     file: Path
-    number: int
+    location: str
     fields: Mapping[str, Any]
-
-    @property
-    def location(self) -> str:
-        """File and item, for errors."""
-        return f"{self.file}: item {self.number} ({self.fields['name']})"
 
 
 def load_entries(place: str | Path | None) -> tuple[list[QuestionEntry], list[InvalidArgument]]:
@@ -573,14 +556,12 @@ def load_entries(place: str | Path | None) -> tuple[list[QuestionEntry], list[In
             wrong.append(InvalidArgument(str(error)))
             continue
         for number, fields in enumerate(content if isinstance(content, list) else [content], 1):
-            if isinstance(fields, dict) and isinstance(fields.get("name"), str):
-                found.append(QuestionEntry(file, number, fields))
+            item = f"{file}: item {number}"
+            if isinstance(fields, dict) and isinstance(name := fields.get("name"), str):
+                found.append(QuestionEntry(file, f"{item} ({name})", fields))
             else:
-                wrong.append(
-                    InvalidArgument(
-                        f"{file}: item {number} has no name; the file must be {EXPECTED_FORM}"
-                    )
-                )
+                told = f"{item} has no name; the file must be {EXPECTED_FORM}"
+                wrong.append(InvalidArgument(told))
     return found, wrong
 
 
@@ -592,21 +573,21 @@ def find_entry(name: str, place: str | Path | None = None) -> QuestionEntry:
     """
     found, wrong = load_entries(place)
     named = [item for item in found if item.fields["name"] == name]
-    if len(named) == 1:
-        return named[0]
-    if named:
+    if len(named) > 1:
         locations = " and ".join(item.location for item in named)
         raise InvalidArgument(
             f"question {name!r} exists {len(named)} times: {locations}; rename one"
         )
-    names = [item.fields["name"] for item in found]
-    matches = get_close_matches(str(name), names, 1)
-    suggestion = f"did you mean {matches[0]}? There" if matches else "there"
-    broken = "".join(f"; also, {error}" for error in wrong)
-    raise InvalidArgument(
-        f"no question {name!r} in {Config.yaml_dir if place is None else place}; {suggestion} are: "
-        f"{', '.join(names) or 'none'}{broken}"
-    )
+    if not named:
+        names = [item.fields["name"] for item in found]
+        matches = get_close_matches(str(name), names, 1)
+        suggestion = f"did you mean {matches[0]}? There" if matches else "there"
+        broken = "".join(f"; also, {error}" for error in wrong)
+        raise InvalidArgument(
+            f"no question {name!r} in {Config.yaml_dir if place is None else place}; {suggestion} "
+            f"are: {', '.join(names) or 'none'}{broken}"
+        )
+    return named[0]
 
 
 def build_question(item: QuestionEntry) -> Any:
@@ -639,9 +620,9 @@ def load_questions(place: str | Path) -> list[Question]:
     found, wrong = load_entries(place)
     if wrong:
         raise wrong[0]
-    for name, number in Counter(item.fields["name"] for item in found).items():
-        if number > 1:
-            find_entry(name, place)
+    [(name, number)] = Counter(item.fields["name"] for item in found).most_common(1) or [("", 0)]
+    if number > 1:
+        find_entry(name, place)  # says where they are
     questions = [item for item in found if not str(item.fields.get("type")).endswith("_judge")]
     if not questions:
         raise InvalidArgument(f"{place}: contains no questions; it must be {EXPECTED_FORM}")

@@ -11,9 +11,15 @@ from pydantic import Field, field_validator
 from swarm._util.settings import Number, Positive
 from swarm.compare.config import AS_GIVEN
 from swarm.compare.dataframe import LEADING_COLUMNS, MIDDLE_COLUMNS, ColumnLayout, SampleRow
-from swarm.compare.judging import BaseJudge, JudgeRun, content_as_text, run_together
+from swarm.compare.judging import (
+    BaseJudge,
+    JudgeRun,
+    content_as_text,
+    fill_template,
+    run_together,
+)
 from swarm.compare.question import Question
-from swarm.compare.ratings import RatingBounds, RatingResult, build_rating_params, read_rating
+from swarm.compare.ratings import RatingBounds, build_rating_params, read_rating
 from swarm.compare.sampling import ModelCall, SampleOutcome, SampleRequest, Script
 from swarm.compare.token_probs import (
     MAX_TOP_LOGPROBS,
@@ -113,16 +119,15 @@ class FreeForm(Question):
             # One script per paraphrase and model: reading thousands of cached answers takes half
             # the time of one script per row.
             return (self._answer_rows(list(group)) for _, group in groupby(rows, itemgetter(0)))
-        judging = [
-            during.enter_context(JudgeRun(name, judge)) for name, judge in self.judges.items()
-        ]
+        judging = [JudgeRun(name, judge) for name, judge in self.judges.items()]
+        for run in judging:
+            during.callback(run.record)  # also after an interrupt
         return (self._judge_row(call, sample, judging) for call, sample in rows)
 
     def judge_scripts(self, question: Any, answers: Iterable[str]) -> list[Script[Any]]:
         """See `Question.judge_scripts`."""
-        text = content_as_text(question)
-        judges = [*(self.judges or {}).values()]
-        return [judge.judge(judge.template.fill(text, one)) for judge in judges for one in answers]
+        text, judges = content_as_text(question), [*(self.judges or {}).values()]
+        return [j.judge(fill_template(j.template, text, one)) for j in judges for one in answers]
 
     def _answer_rows(self, wants: list[SampleRequest]) -> Script[list[SampleRow]]:
         return [answer_row(outcome) for outcome in (yield wants)]
@@ -190,21 +195,16 @@ class NextToken(Question):
     def row(self, call: ModelCall, sample: int) -> Script[SampleRow]:
         """See `Question.row`."""
         number = sample_count(self.estimate_by_sampling) or self.num_samples
-        samples = range(sample * number, (sample + 1) * number)
         read = count_answers if self.estimate_by_sampling else read_next_token
-        found = yield from read(call, samples)
-        if found.error:
-            return SampleRow({"answer": None}, str(found.error), found.answers)
-        if not self.convert_to_probs:
-            found = found.to_logprobs()
-        columns = ("answer", "unseen", "low", "high")
-        return SampleRow({name: getattr(found, name) for name in columns}, None, found.answers)
+        found = yield from read(call, range(sample * number, (sample + 1) * number))
+        found = found if self.convert_to_probs else found.to_logprobs()
+        return found.to_row("answer", "unseen", "low", "high")
 
 
 class Rating(Question):
     """A request for a number; an answer is the mean of the model's distribution, `None` a refusal.
 
-    The columns are those of `swarm.compare.ratings.RatingResult`. The bounds and the threshold are
+    The columns are those of `swarm.compare.token_probs.Reading`. The bounds and the threshold are
     not part of a request: after a change, cached answers are evaluated again. Numbers of more than
     five characters request longer answers. Where a tokenizer splits numbers, a wider range may need
     a few additional answers.
@@ -256,17 +256,14 @@ class Rating(Question):
     def layout(self) -> ColumnLayout:
         """See `Question.layout`."""
         ends = ("low", "high") if self.estimate_by_sampling else ()
-        return super().layout._replace(
-            near=("raw_answer", "probs"), far=("refused", "unseen", *ends)
-        )
+        near, far = ("raw_answer", "probs"), ("refused", "unseen", *ends)
+        return super().layout._replace(near=near, far=far)
 
     def row(self, call: ModelCall, sample: int) -> Script[SampleRow]:
         """See `Question.row`."""
         found = yield from read_rating(call, self.bounds, sample)
-        if found.error:
-            return SampleRow({"answer": None}, str(found.error), found.answers)
         columns = ("answer", "raw_answer", "probs", "refused", "unseen", "low", "high")
-        return SampleRow({name: getattr(found, name) for name in columns}, None, found.answers)
+        return found.to_row(*columns)
 
 
 class FreeFormJudge(BaseJudge, FreeForm):
@@ -288,14 +285,6 @@ class FreeFormJudge(BaseJudge, FreeForm):
         if self.judges:
             raise InvalidArgument("free_form_judge: a judge has no judges")
 
-    def judge(self, prompt: str) -> Script[tuple[dict[str, Any], UserError | None]]:
-        """See `BaseJudge.judge`."""
-        call = ModelCall(self.model, self.params(self.turns(prompt)))
-        (reply,) = yield (SampleRequest(call, 0),)
-        if isinstance(reply, UserError):
-            return {"": None}, reply
-        return {"": reply.text}, None
-
 
 class RatingJudge(BaseJudge, Rating):
     """A judge that gives a number, read from its tokens' probabilities.
@@ -310,11 +299,3 @@ class RatingJudge(BaseJudge, Rating):
 
     suffixes: ClassVar[tuple[str, ...]] = RESERVED_SUFFIXES
     beside: ClassVar[tuple[str, ...]] = ("timeout", "max_tokens", "max_completion_tokens")
-
-    def judge(self, prompt: str) -> Script[tuple[dict[str, Any], UserError | None]]:
-        """See `BaseJudge.judge`."""
-        call = ModelCall(self.model, self.params(self.turns(prompt)))
-        rating: RatingResult = yield from read_rating(call, self.bounds)
-        if rating.error:
-            return {"": None, "_raw_answer": None, "_probs": None}, rating.error
-        return {"": rating.answer, "_raw_answer": rating.raw_answer, "_probs": rating.probs}, None

@@ -1,13 +1,14 @@
 """Ratings: the distribution of a model's answer over numbers, for any tokenization of digits."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from swarm.compare.sampling import ModelCall, SampleOutcome, SampleRequest, Script
+from swarm.compare.sampling import ModelCall, SampleRequest, Script
 from swarm.compare.token_probs import (
+    Reading,
     count_answers,
     missing_logprobs_error,
     sort_by_probability,
@@ -16,7 +17,6 @@ from swarm.compare.token_probs import (
     with_logprobs,
     with_sampling,
 )
-from swarm.errors import UserError
 from swarm.models.base import Completion
 
 TokenPath = tuple[str, ...]
@@ -44,6 +44,12 @@ MIN_SHARED_NUMBERS, MAX_SHARED_NUMBERS = 10, 1_000
 """Bounds on how many numbers may share the mass of their common prefix. A prefix of fewer numbers,
 such as 1 of 10 and 100, may itself be the answer.
 """
+
+ROOM = 6
+"""Tokens of a rating's answer: a space or a sign, and five digits with one token each."""
+
+ENOUGH_PROBABILITY = 0.95
+"""If more of a rating's probability is known than this, no further answers are requested."""
 
 PARSE_CACHE_SIZE = 20_000
 """Size of the parse caches; the same tokens recur."""
@@ -97,14 +103,6 @@ def longer_numbers(text: str, low: int, high: int) -> list[range]:
     return [numbers for numbers in found if numbers]
 
 
-class NumberPrefix(NamedTuple):
-    """A possible text with its probability; `kind` is "whole", "beginning" or "unseen"."""
-
-    text: str
-    mass: float
-    kind: str
-
-
 class ProbabilityMass(NamedTuple):
     """Distribution of an answer's probability.
 
@@ -126,13 +124,6 @@ class ProbabilityMass(NamedTuple):
     unseen: float
 
 
-class TokenizerTraits(NamedTuple):
-    """Maximum digits of a token, and whether longer numbers are split; `None`: unknown."""
-
-    most_digits: int
-    splits: bool | None
-
-
 class DigitTree:
     """Prefix tree of the answers' tokens, for the numbers from `low` to `high` inclusive.
 
@@ -146,6 +137,9 @@ class DigitTree:
         self._answers = self._endings = 0
         self._told: dict[TokenPath, dict[str, float]] = {}
         self._ended: set[TokenPath] = set()
+        # Of the tokenizer: maximum digits of a token, and whether numbers are split, if known.
+        self._most_digits = 0
+        self._splits: bool | None = None
 
     def add_answer(self, answer: Completion) -> None:
         """Add the probabilities of the next token at each position of an answer."""
@@ -161,90 +155,72 @@ class DigitTree:
 
     def compute_masses(self) -> ProbabilityMass:
         """Compute the distribution; requires at least one answer."""
-        numbers: dict[int, float] = {}
-        texts: dict[str, float] = {}
+        self._learn_tokenizer()
+        numbers: dict[int, float] = defaultdict(float)
+        texts: dict[str, float] = defaultdict(float)
         lost = {"refused": 0.0, "beginning": 0.0, "unseen": 0.0}
-        most_digits = max(count_digits(token) for probs in self._told.values() for token in probs)
-        tokeniser = TokenizerTraits(most_digits, self._splits_numbers(most_digits))
-        for text, mass, kind in self._iter_leaves((), 1.0, tokeniser):
+        for text, mass, kind in self._iter_leaves((), 1.0):
             if kind != "unseen":
-                written = text if kind == "whole" else f"{text}..."
-                texts[written] = texts.get(written, 0.0) + mass
-            leaf_numbers = self._numbers_of_leaf(text, kind, tokeniser)
+                texts[text if kind == "whole" else f"{text}..."] += mass
+            leaf_numbers = self._numbers_of_leaf(text, kind)
             for number in leaf_numbers:
-                numbers[number] = numbers.get(number, 0.0) + mass / len(leaf_numbers)
+                numbers[number] += mass / len(leaf_numbers)
             if kind != "whole" or not leaf_numbers:
                 lost["refused" if kind == "whole" else kind] += mass
         return ProbabilityMass(
             dict(sorted(numbers.items())), sort_by_probability(texts), *lost.values()
         )
 
-    def _numbers_of_leaf(self, text: str, kind: str, tokeniser: TokenizerTraits) -> Sequence[int]:
-        """Return the numbers in range that a leaf stands for, with equal shares."""
-        if kind == "whole":
-            number = parse_integer(text)
-            return [] if number is None or not self.low <= number <= self.high else [number]
-        if kind == "unseen" or not count_digits(text) or tokeniser != TokenizerTraits(1, True):
-            return []
-        numbers = longer_numbers(text, self.low, self.high)
-        return (
-            numbers[0]
-            if len(numbers) == 1 and MIN_SHARED_NUMBERS <= len(numbers[0]) <= MAX_SHARED_NUMBERS
-            else []
-        )
+    def _learn_tokenizer(self) -> None:
+        self._most_digits = max(count_digits(token) for one in self._told.values() for token in one)
+        continuations = [
+            sum(p for token, p in probs.items() if token[:1].isdecimal())
+            for path, probs in self._told.items()
+            if count_digits(text := "".join(path)) and can_continue(text, self.low, self.high)
+        ]
+        known = continuations or self._most_digits > 1 or self._answers >= MAX_REQUESTS
+        splits = any(p > MIN_CONTINUATION_PROBABILITY for p in continuations)
+        self._splits = splits if known or self._endings >= MIN_ENDED_ANSWERS else None
 
-    def _iter_leaves(
-        self, path: TokenPath, mass: float, tokeniser: TokenizerTraits
-    ) -> Iterator[NumberPrefix]:
+    def _iter_leaves(self, path: TokenPath, mass: float) -> Iterator[tuple[str, float, str]]:
+        """Yield each possible text, its probability, and "whole", "beginning" or "unseen"."""
         probs, prefix = self._told[path], "".join(path)
         in_number, ends = count_digits(prefix) > 0, 0.0
-        yield NumberPrefix(prefix, mass * unseen_probability(probs), "unseen")
+        yield prefix, mass * unseen_probability(probs), "unseen"
         for token, p in probs.items():
             longer_path, text = (*path, token), prefix + token
             # Any token that does not begin with a digit ends the number.
             if in_number and not token[:1].isdecimal():
                 ends += p
             elif not can_continue(text, self.low, self.high):
-                yield NumberPrefix(text, mass * p, "whole")
+                yield text, mass * p, "whole"
             elif longer_path in self._told:
-                yield from self._iter_leaves(longer_path, mass * p, tokeniser)
+                yield from self._iter_leaves(longer_path, mass * p)
             else:
-                kind = "whole" if self._is_complete(longer_path, tokeniser) else "beginning"
-                yield NumberPrefix(text, mass * p, kind)
+                yield text, mass * p, "whole" if self._is_complete(longer_path) else "beginning"
         if ends:
-            yield NumberPrefix(prefix, mass * ends, "whole")
+            yield prefix, mass * ends, "whole"
 
-    def _is_complete(self, path: TokenPath, tokeniser: TokenizerTraits) -> bool:
+    def _numbers_of_leaf(self, text: str, kind: str) -> Sequence[int]:
+        """Return the numbers in range that a leaf stands for, with equal shares."""
+        if kind == "whole":
+            number = parse_integer(text)
+            return [] if number is None or not self.low <= number <= self.high else [number]
+        split = self._splits and self._most_digits == 1
+        if kind == "unseen" or not count_digits(text) or not split:
+            return []
+        numbers = longer_numbers(text, self.low, self.high)
+        sharing = len(numbers) == 1 and MIN_SHARED_NUMBERS <= len(numbers[0]) <= MAX_SHARED_NUMBERS
+        return numbers[0] if sharing else []
+
+    def _is_complete(self, path: TokenPath) -> bool:
         """Return whether a path that no answer passed through is complete."""
         if not count_digits(text := "".join(path)):
             # An empty token is the end of the answer, except as the first token of some tokenizers.
             return not text
-        if tokeniser.splits is not None and path in self._ended:
+        if self._splits is not None and path in self._ended:
             return True
-        return tokeniser.splits is False or count_digits(path[-1]) < tokeniser.most_digits
-
-    def _splits_numbers(self, most_digits: int) -> bool | None:
-        """Return whether numbers are split; `None` while unknown."""
-        continuations = [
-            sum(p for token, p in probs.items() if token[:1].isdecimal())
-            for path, probs in self._told.items()
-            if count_digits(text := "".join(path)) and can_continue(text, self.low, self.high)
-        ]
-        if (
-            continuations
-            or most_digits > 1
-            or self._endings >= MIN_ENDED_ANSWERS
-            or self._answers >= MAX_REQUESTS
-        ):
-            return any(p > MIN_CONTINUATION_PROBABILITY for p in continuations)
-        return None
-
-
-ROOM = 6
-"""Tokens of a rating's answer: a space or a sign, and five digits with one token each."""
-
-ENOUGH_PROBABILITY = 0.95
-"""If more of a rating's probability is known than this, no further answers are requested."""
+        return self._splits is False or count_digits(path[-1]) < self._most_digits
 
 
 class RatingBounds(NamedTuple):
@@ -272,37 +248,7 @@ class RatingBounds(NamedTuple):
         At least `ROOM`, so that most changes of the range send the same request and reuse cached
         answers.
         """
-        longest = max(len(str(self.min_rating)), len(str(self.max_rating)))
-        return max(ROOM, longest + 1)
-
-
-class RatingResult(NamedTuple):
-    """A rating.
-
-    Attributes:
-        answers: Answers from which it was read.
-        answer: Mean; `None` after a refusal or an error.
-        raw_answer: Probability by token, the most probable first. If numbers of several tokens were
-            read, by the numbers as written; "8..." is the prefix 8 with unknown continuation. By
-            sampling: share by answer.
-        probs: Probability by number, with a sum of 1; `None` without an answer. For 0 to 100,
-            "8..." is shared evenly by 80 to 89; what may be 10 or 100 is left out.
-        refused: Probability of texts that are not ratings.
-        unseen: Probability that the endpoint did not report, including "8..."; does not count as
-            refusal.
-        low, high: Bounds of the mean's 95 % interval, if estimated by sampling.
-        error: Why there is no rating.
-    """
-
-    answers: tuple[Completion, ...]
-    answer: float | None = None
-    raw_answer: dict[str, float] | None = None
-    probs: dict[int, float] | None = None
-    refused: float = 0.0
-    unseen: float = 0.0
-    low: float | None = None
-    high: float | None = None
-    error: UserError | None = None
+        return max(ROOM, 1 + max(len(str(end)) for end in (self.min_rating, self.max_rating)))
 
 
 def build_rating_params(params: Mapping[str, Any], bounds: RatingBounds) -> dict[str, Any]:
@@ -312,7 +258,7 @@ def build_rating_params(params: Mapping[str, Any], bounds: RatingBounds) -> dict
     return with_logprobs(params, bounds.top_logprobs, bounds.max_tokens)
 
 
-def read_rating(call: ModelCall, bounds: RatingBounds, sample: int = 0) -> Script[RatingResult]:
+def read_rating(call: ModelCall, bounds: RatingBounds, sample: int = 0) -> Script[Reading]:
     """Read a model's rating.
 
     One request suffices if a number is one token. If numbers turn out to be split, further answers
@@ -326,76 +272,55 @@ def read_rating(call: ModelCall, bounds: RatingBounds, sample: int = 0) -> Scrip
     """
     if bounds.samples:
         return (yield from _estimate_rating(call, bounds, sample))
-    outcomes = list((yield [SampleRequest(call, sample)]))
-    digits = DigitTree(bounds.min_rating, bounds.max_rating)
-    found, error = _learn_answers(digits, outcomes, call.model)
     other = {"temperature": 1, "max_tokens": bounds.max_tokens}
     more = ModelCall(call.model, {**call.params, **other})
-    while found and (number := _count_further_samples(found, bounds, len(outcomes))):
-        indices = range(len(outcomes), len(outcomes) + number)
-        further = yield [SampleRequest(more, sample * MAX_REQUESTS + index) for index in indices]
-        outcomes += further
-        found, error = _learn_answers(digits, further, call.model)
-    answers = tuple(one for one in outcomes if isinstance(one, Completion))
-    if found is None:
-        return RatingResult(answers, error=error)
-    unseen = min(1.0, found.unseen + found.unresolved)
-    return _build_rating(answers, found.numbers, found.texts, found.refused, unseen, bounds)
-
-
-def _learn_answers(
-    digits: DigitTree, outcomes: Sequence[SampleOutcome], model: str
-) -> tuple[ProbabilityMass | None, UserError | None]:
-    """Add answers; return the distribution so far, or why nothing can be read from them."""
-    if error := missing_logprobs_error(outcomes, model):
-        return None, error
-    for one in outcomes:
-        if isinstance(one, Completion):
+    digits = DigitTree(bounds.min_rating, bounds.max_rating)
+    answers: list[Completion] = []
+    wants = [SampleRequest(call, sample)]
+    while wants:
+        outcomes = yield wants
+        heard = [one for one in outcomes if isinstance(one, Completion)]
+        answers += heard
+        if error := missing_logprobs_error(outcomes, call.model):
+            return Reading(tuple(answers), error=error)
+        for one in heard:
             digits.add_answer(one)
-    return digits.compute_masses(), None
+        found, asked = digits.compute_masses(), len(answers)
+        refuses = found.refused >= bounds.refusal_threshold
+        known = refuses or found.unresolved <= 1 - ENOUGH_PROBABILITY
+        further = range(asked, asked if known else min(2 * asked, MAX_REQUESTS))
+        wants = [SampleRequest(more, sample * MAX_REQUESTS + index) for index in further]
+    reading = Reading(tuple(answers), raw_answer=found.texts, refused=found.refused)
+    reading = reading._replace(unseen=min(1.0, found.unseen + found.unresolved))
+    return _with_mean(reading, found.numbers, bounds)
 
 
-def _count_further_samples(found: ProbabilityMass, bounds: RatingBounds, requested: int) -> int:
-    """Return how many further answers to request after `requested` of them."""
-    refuses = found.refused >= bounds.refusal_threshold
-    if refuses or found.unresolved <= 1 - ENOUGH_PROBABILITY:
-        return 0
-    return min(requested, MAX_REQUESTS - requested)
-
-
-def _estimate_rating(call: ModelCall, bounds: RatingBounds, sample: int) -> Script[RatingResult]:
+def _estimate_rating(call: ModelCall, bounds: RatingBounds, sample: int) -> Script[Reading]:
     """Estimate a rating by sampling."""
     from swarm.stats.significance import mean_interval
 
     number = bounds.samples
     counted = yield from count_answers(call, range(sample * number, (sample + 1) * number))
     if counted.error:
-        return RatingResult(counted.answers, error=counted.error)
+        return counted
     found = [parse_leading_integer(answer.text) for answer in counted.answers]
     ratings = [
         one for one in found if one is not None and bounds.min_rating <= one <= bounds.max_rating
     ]
     shares = {one: count / number for one, count in sorted(Counter(ratings).items())}
     refused = 1 - len(ratings) / number
-    rating = _build_rating(counted.answers, shares, counted.answer, refused, 0.0, bounds)
-    if rating.answer is None:
-        return rating
+    reading = Reading(counted.answers, raw_answer=counted.answer, refused=refused)
+    reading = _with_mean(reading, shares, bounds)
+    if reading.answer is None:
+        return reading
     mean = mean_interval(ratings)
-    return rating._replace(low=mean.low, high=mean.high)
+    return reading._replace(low=mean.low, high=mean.high)
 
 
-def _build_rating(
-    answers: tuple[Completion, ...],
-    masses: Mapping[int, float],
-    written: dict[str, float],
-    refused: float,
-    unseen: float,
-    bounds: RatingBounds,
-) -> RatingResult:
-    """Build a rating from the probabilities of numbers, which need not sum to 1."""
+def _with_mean(reading: Reading, masses: Mapping[int, float], bounds: RatingBounds) -> Reading:
+    """Add the mean of the numbers, whose probabilities need not sum to 1; not to a refusal."""
     total = sum(masses.values())
-    answer, probs = None, None
-    if total > 0 and refused < bounds.refusal_threshold:
-        probs = {number: mass / total for number, mass in masses.items()}
-        answer = sum(number * p for number, p in probs.items())
-    return RatingResult(answers, answer, written, probs, refused, unseen)
+    if total <= 0 or reading.refused >= bounds.refusal_threshold:
+        return reading
+    probs = {number: mass / total for number, mass in masses.items()}
+    return reading._replace(answer=sum(number * p for number, p in probs.items()), probs=probs)

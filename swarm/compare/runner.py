@@ -7,8 +7,14 @@ from concurrent.futures import as_completed as futures_as_completed
 from typing import Any
 
 from swarm.compare.config import Config
-from swarm.compare.model_adapter import validate_params
-from swarm.compare.sampling import ModelCall, SampleRequest, Script, as_completed, run_scripts
+from swarm.compare.sampling import (
+    ModelCall,
+    SampleRequest,
+    Script,
+    as_completed,
+    run_scripts,
+    validate_params,
+)
 from swarm.compare.token_probs import (
     MAX_TOP_LOGPROBS,
     count_answers,
@@ -113,7 +119,12 @@ class Runner:
         arguments = [{k: v for k, v in one.items() if not k.startswith("_")} for one in kwargs_list]
         workers = max_workers or Config.max_workers
         results: Iterator[tuple[int, Any]]
-        if getattr(func, "__func__", None) in SCRIPTED_METHODS:
+        # Calls of a runner's methods share one pool; an override in a subclass is any function.
+        if getattr(func, "__func__", None) in (
+            Runner.get_text,
+            Runner.single_token_probs,
+            Runner.sample_probs,
+        ):
             make = getattr(func.__self__, f"_{func.__name__}")  # type: ignore[attr-defined]
             scripts = [_catch_user_errors(make(**one)) for one in arguments]
             results = as_completed(scripts, title or self.model, workers, silent)
@@ -156,10 +167,6 @@ class Runner:
         return found.answer, call.api_kwargs
 
 
-SCRIPTED_METHODS = (Runner.get_text, Runner.single_token_probs, Runner.sample_probs)
-"""Methods whose calls share one pool; an override in a subclass is treated as any function."""
-
-
 def _catch_user_errors(script: Script[RunnerResult]) -> Script[RunnerResult | UserError]:
     """Return the error as the result, so that a failed call does not end the others."""
     try:
@@ -187,8 +194,7 @@ def _run_in_threads(
     futures = {pool.submit(func, **one): number for number, one in enumerate(arguments)}
     try:
         for future in futures_as_completed(futures):
-            error = future.exception()
-            yield futures[future], error if error else future.result()
+            yield futures[future], future.exception() or future.result()
     finally:
         for future in futures:
             future.cancel()

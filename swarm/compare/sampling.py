@@ -1,8 +1,8 @@
 """Sampling: requests of questions, the models that answer them, and the run of all scripts.
 
 A row of a question is a script, a generator that yields the samples it needs and is sent their
-outcomes. All scripts of a run share one `swarm.models.sampling.Sampler`, which reads cached answers
-and sends the others.
+outcomes. All scripts of a run first advance as far as cached answers allow; what they then lack
+is requested by one `swarm.models.sampling.Sampler`.
 """
 
 import asyncio
@@ -10,22 +10,24 @@ import gc
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import cache, lru_cache
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from swarm._util.terminal import show_sampling
 from swarm._util.threads import run_in_thread, shared_event_loop
 from swarm.compare.config import (
-    ENDPOINT_INDEX,
     FOLDER_PREFIXES,
     LOCAL_PREFIXES,
     Config,
     EndpointClient,
     KeyedClient,
+    build_probe,
+    find_client,
+    forget_client,
+    is_reasoning_model,
     open_answer_cache,
 )
-from swarm.compare.model_adapter import ModelAdapter
 from swarm.errors import InvalidArgument, NoClientForModel, UserError
 from swarm.models.base import Completion, Message, Model, Request, completion_fields
 from swarm.models.cache import Cache
@@ -33,13 +35,7 @@ from swarm.models.http_errors import RequestError
 from swarm.models.openai import OpenAI
 from swarm.models.providers import Providers
 from swarm.models.rate_limit import Limits
-from swarm.models.sampling import (
-    CachedModel,
-    PreparedRequest,
-    SampledModel,
-    Sampler,
-    sample_key,
-)
+from swarm.models.sampling import CachedModel, PreparedRequest, SampledModel, Sampler, sample_key
 from swarm.registry.name_resolution import model_identity
 from swarm.registry.registry import Roster
 
@@ -66,6 +62,84 @@ UNSUPPORTED_SDK_PARAMS = ("extra_headers", "extra_query")
 
 # Requests
 
+Selector = Callable[[str], bool]
+PrepareFunction = Callable[[dict[str, Any], str], dict[str, Any]]
+
+
+class ModelAdapter:
+    """Registry of functions that change the request parameters of some models.
+
+    Handlers run both when a request is sent and when its cached answer is looked up: a handler that
+    changes the parameters changes the cache key.
+    """
+
+    _handlers: ClassVar[list[tuple[Selector, PrepareFunction]]] = []
+
+    @classmethod
+    def register(cls, model_selector: Selector, prepare_function: PrepareFunction) -> None:
+        """Add a handler; all matching handlers are called in the order of registration.
+
+        Args:
+            model_selector: Called with a model's name; returns whether the handler applies.
+            prepare_function: Called with the parameters and the model's name; returns the
+                parameters, and may modify them in place.
+        """
+        cls._handlers.append((model_selector, prepare_function))
+
+    @classmethod
+    def reset(cls) -> None:
+        """Remove all registered handlers."""
+        cls._handlers.clear()
+
+    @classmethod
+    def prepare(cls, params: dict[str, Any], model: str) -> dict[str, Any]:
+        """Return the parameters with the model's name, after all matching handlers.
+
+        OpenAI's reasoning models get `Config.reasoning_effort` and their own token limit.
+
+        Raises:
+            InvalidArgument: The result is not well-formed.
+        """
+        params = {"model": model, **params}
+        if is_reasoning_model(model):
+            params = {"reasoning_effort": Config.reasoning_effort, **params}
+            limit = params.pop("max_tokens", None)
+            # One that the user has set; max_tokens may be the question's default.
+            if limit is not None and params.get("max_completion_tokens") is None:
+                params["max_completion_tokens"] = limit
+        params = validate_params(params, model)
+        for selects, prepared in cls._handlers:
+            if selects(model):
+                params = validate_params(prepared(params, model), model)
+        return params
+
+    @classmethod
+    def test_request_params(cls, model: str) -> dict[str, Any]:
+        """Return the parameters of the request that probes whether an endpoint has a model."""
+        return build_probe(model)
+
+
+def validate_params(params: Any, model: str) -> dict[str, Any]:
+    """Return the parameters if they are well-formed; the endpoint may still reject them.
+
+    Raises:
+        InvalidArgument: "messages" is not a list of turns, or a token limit is not an integer.
+    """
+    turns = params.get("messages") if isinstance(params, dict) else None
+    valid = isinstance(turns, list) and all(
+        isinstance(turn, dict) and isinstance(turn.get("content"), str | list | None)
+        for turn in turns
+    )
+    if not valid:
+        raise InvalidArgument(
+            f"{model}: {params!r:.60} is not a dict with "
+            '"messages": [{"role": ..., "content": ...}]'
+        )
+    for key in ("max_tokens", "max_completion_tokens"):
+        if not isinstance(params.get(key), int | None):
+            raise InvalidArgument(f"{model}: {key}={params[key]!r:.60}: must be an integer")
+    return dict(params)
+
 
 class ModelCall:
     """Parameters of a call to one model; shared by all of its samples.
@@ -86,16 +160,17 @@ class ModelCall:
     def api_kwargs(self) -> dict[str, Any]:
         """Parameters that are sent, with "model" and "timeout"; computed once."""
         if self._api_kwargs is None:
-            prepared = ModelAdapter.prepare(_copy_containers(dict(self.params)), self.model)
+            # A handler may change its copy in place.
+            prepared = ModelAdapter.prepare(copy_containers(self.params), self.model)
             self._api_kwargs = {"timeout": Config.timeout, **prepared}
         return self._api_kwargs
 
 
-def _copy_containers(value: Any) -> Any:
+def copy_containers(value: Any) -> Any:
     """Copy nested dictionaries and lists; ten times as fast as `copy.deepcopy`."""
     if isinstance(value, dict):
-        return {key: _copy_containers(one) for key, one in value.items()}
-    return [_copy_containers(one) for one in value] if isinstance(value, list) else value
+        return {key: copy_containers(one) for key, one in value.items()}
+    return [copy_containers(one) for one in value] if isinstance(value, list) else value
 
 
 class SampleRequest(NamedTuple):
@@ -144,23 +219,19 @@ def prepare_call(model: SampledModel, call: ModelCall) -> PreparedRequest:
 
 def _build_request(call: ModelCall) -> Request:
     """Build a request from the parameters that all models support."""
-    params = call.api_kwargs
-    if strange := sorted(
-        key for key in params if key not in COMMON_PARAMS and params[key] is not None
-    ):
+    params = {key: value for key, value in call.api_kwargs.items() if value is not None}
+    if strange := sorted(params.keys() - COMMON_PARAMS):
         raise UserError(
             f"{call.model}: {strange[0]} is not supported; ModelAdapter.register can remove "
             "it for this model"
         )
-    stop = params.get("stop") or ()
-    for turn in params["messages"]:
-        if not isinstance(turn.get("content"), str):
-            raise UserError(f"{call.model}: accepts text only, but a message has other content")
+    turns, stop = params["messages"], params.get("stop") or ()
+    if not all(isinstance(turn.get("content"), str) for turn in turns):
+        raise UserError(f"{call.model}: accepts text only, but a message has other content")
+    limit = params.get("max_tokens") or params.get("max_completion_tokens")
     return Request(
-        tuple(Message(str(turn.get("role")), turn["content"]) for turn in params["messages"]),
-        max_new_tokens=params.get("max_tokens")
-        or params.get("max_completion_tokens")
-        or DEFAULT_MAX_NEW_TOKENS,
+        tuple(Message(str(turn.get("role")), turn["content"]) for turn in turns),
+        max_new_tokens=limit or DEFAULT_MAX_NEW_TOKENS,
         temperature=params.get("temperature"),
         seed=params.get("seed"),
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
@@ -174,12 +245,16 @@ _models_lock = threading.Lock()
 _models: dict[Any, SampledModel] = {}
 
 
-def resolve_model(name: str) -> SampledModel:
+def resolve_model(name: str, probe: bool = True) -> SampledModel | None:
     """Return the model of a name; may probe endpoints, so it must not run in an event loop.
 
     Order of precedence: custom models (`Config.models`); this project's kinds (local/, search/,
     initial_experts/, llm/, function/, moa/, consortium/); the endpoints of `Config.url_key_pairs`;
     PROVIDER/MODEL.
+
+    Args:
+        name: The name.
+        probe: If false, return `None` where the endpoint is not known yet.
 
     Raises:
         NoClientForModel: There is no such model; or another `UserError`.
@@ -194,7 +269,7 @@ def resolve_model(name: str) -> SampledModel:
         known = f"{FOLDER_PREFIXES.get(first, first)}/{rest}"
         return _share_model((name,), lambda: _wrap_registry_model(known))
     try:
-        client = ENDPOINT_INDEX.find_client(name)
+        client = find_client(name, probe)
     except NoClientForModel:
         provider = _load_providers().get(first) if rest else None
         if provider is None:
@@ -203,6 +278,8 @@ def resolve_model(name: str) -> SampledModel:
         return _share_model(
             (name,), lambda: provider.create_model(rest, cache=cache, greedy_once=False)
         )
+    if client is None:
+        return None
     return _share_model(
         (name, client.base_url, client.api_key, client.variable),
         lambda: _create_endpoint_model(name, client),
@@ -270,12 +347,67 @@ def _load_roster(cache: Cache, base: str | None, pool: str) -> Roster:
     return Roster(base=base, pool=pool, cache=cache)
 
 
-@lru_cache(maxsize=1)
-def _load_providers() -> Providers:
-    return Providers.load()
+_load_providers = lru_cache(maxsize=1)(Providers.load)
 
 
 # Runs
+
+Prepared = PreparedRequest | UserError
+
+
+def _advance(
+    scripts: Sequence[Script[T]],
+    prepare: Callable[[ModelCall], Prepared | None],
+    on_result: Callable[[int, T], None],
+) -> tuple[dict[int, tuple[Sequence[SampleRequest], bool]], dict[str, int]]:
+    """Advance scripts as far as cached answers allow, all of them by one step after another.
+
+    Args:
+        prepare: Returns a call in the form of its model, its error, or `None` to request it.
+        on_result: Called with the index and the result of each finished script.
+
+    Returns:
+        By script that lacks an answer, the samples it waits for, and whether it is past its first
+            ones; and by cache key of a sample, how many scripts were sent its answer.
+    """
+    waiting: dict[int, tuple[Sequence[SampleRequest], bool]] = {}
+    sent: dict[str, int] = {}
+    heard: dict[int, Any] = dict.fromkeys(range(len(scripts)))
+    started = False
+    while heard:
+        wants: dict[int, list[tuple[Prepared, str]]] = {}
+        for number, outcomes in heard.items():
+            waiting.pop(number, None)
+            try:
+                asked = scripts[number].send(outcomes)
+            except StopIteration as end:
+                on_result(number, end.value)
+                continue
+            waiting[number] = asked, started
+            found = [(prepare(call), sample) for call, sample in asked]
+            if all(found_call for found_call, _ in found):
+                wants[number] = [
+                    (call, "" if isinstance(call, UserError) else sample_key(call, sample))
+                    for call, sample in found
+                    if call
+                ]
+        started = True
+        sought = dict.fromkeys(key for each in wants.values() for _, key in each if key)
+        for key in sought:
+            sent.setdefault(key, 0)
+        cached = open_answer_cache().get(list(sought), completion_fields)
+        heard = {}
+        for number, each in wants.items():
+            if all(not key or key in cached for _, key in each):
+                heard[number] = [
+                    call
+                    if isinstance(call, UserError)
+                    else call.model.build_completion(cached[key], cached=True)
+                    for call, key in each
+                ]
+                for _, key in each:
+                    sent[key] = sent.get(key, 0) + 1
+    return waiting, sent
 
 
 class ScriptRun(Sampler, Generic[T]):
@@ -283,7 +415,7 @@ class ScriptRun(Sampler, Generic[T]):
 
     Args:
         scripts: Scripts; closed at the end of the run.
-        on_result: Called with the index and the result of each finished script.
+        on_result: Called with the index and the result of each finished script, in any thread.
         workers: Maximum number of concurrent requests; `None`: `Config.max_workers`.
         before: Called once, before the first request.
     """
@@ -297,11 +429,9 @@ class ScriptRun(Sampler, Generic[T]):
     ) -> None:
         super().__init__(workers or Config.max_workers, probe=True)
         self.scripts, self.on_result, self.before = list(scripts), on_result, before
-        self._resolving: dict[str, asyncio.Future[SampledModel]] = {}
+        self._resolving: dict[str, asyncio.Future[SampledModel | None]] = {}
         self._models: dict[str, SampledModel] = {}
-        self._prepared: dict[int, PreparedRequest | UserError] = {}
-        self._calls: list[ModelCall] = []  # kept, as their ids are keys
-        self._names: dict[int, str] = {}
+        self._prepared: dict[ModelCall, Prepared] = {}
 
     async def run_all(self) -> None:
         """Run all scripts to their ends.
@@ -310,54 +440,76 @@ class ScriptRun(Sampler, Generic[T]):
             BaseException: Any exception of a script.
         """
         try:
+            waiting = await run_in_thread(self._replay)
             async with self, asyncio.TaskGroup() as group:
-                for number, script in enumerate(self.scripts):
-                    group.create_task(self._drive(number, script))
+                for number, (wants, started) in waiting.items():
+                    group.create_task(self._drive(number, wants, started))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
             for script in self.scripts:
-                script.close()
+                with suppress(ValueError):  # after an interrupt the thread may still execute it
+                    script.close()
 
-    async def _drive(self, number: int, script: Script[T]) -> None:
+    def _replay(self) -> dict[int, tuple[Sequence[SampleRequest], bool]]:
+        """Advance all scripts by cached answers; return what the others wait for."""
+
+        def prepare(call: ModelCall) -> Prepared | None:
+            if call not in self._prepared:
+                try:
+                    model = self._models.get(call.model) or resolve_model(call.model, probe=False)
+                except UserError as error:
+                    return self._prepared.setdefault(call, error)
+                if model is None:
+                    return None
+                self._prepare(model, call)
+            return self._prepared[call]
+
+        waiting, sent = _advance(self.scripts, prepare, self.on_result)
+        self.received += sum(map(bool, sent.values()))
+        return waiting
+
+    def _prepare(self, model: SampledModel, call: ModelCall) -> Prepared:
+        self._models[call.model] = model
         try:
-            wants, started = next(script), False
+            self._prepared[call] = prepare_call(model, call)
+        except UserError as error:
+            self._prepared[call] = error
+        return self._prepared[call]
+
+    async def _drive(self, number: int, wants: Sequence[SampleRequest], started: bool) -> None:
+        try:
             while True:
                 # Requests that complete a started script precede those that begin another.
                 outcomes = await self._fetch(wants, started)
-                wants, started = script.send(outcomes), True
+                wants, started = self.scripts[number].send(outcomes), True
         except StopIteration as end:
             self.on_result(number, end.value)
 
     async def _fetch(self, wants: Sequence[SampleRequest], first: bool) -> list[SampleOutcome]:
         """Return the outcomes of samples; calls that cannot be prepared have errors."""
-        prepared = [self._prepared.get(id(call)) or await self._prepare(call) for call, _ in wants]
+        found = [self._prepared.get(call) or await self._resolve(call) for call, _ in wants]
         samples = [
             (one, want.sample)
-            for one, want in zip(prepared, wants, strict=True)
+            for one, want in zip(found, wants, strict=True)
             if isinstance(one, PreparedRequest)
         ]
         self.received += len(wants) - len(samples)
         self.failed += len(wants) - len(samples)
-        found = iter(await self.sample(samples, first))
-        return [next(found) if isinstance(one, PreparedRequest) else one for one in prepared]
+        outcomes = iter(await self.sample(samples, first))
+        return [next(outcomes) if isinstance(one, PreparedRequest) else one for one in found]
 
-    async def _prepare(self, call: ModelCall) -> PreparedRequest | UserError:
+    async def _resolve(self, call: ModelCall) -> Prepared:
+        """Prepare a call to a model that may have to be searched, once."""
+        if call.model not in self._resolving:
+            work = run_in_thread(resolve_model, call.model)
+            self._resolving[call.model] = asyncio.ensure_future(work)
         try:
-            model = self._models.get(call.model) or await self._resolve(call.model)
-            found: PreparedRequest | UserError = prepare_call(model, call)
+            model = await asyncio.shield(self._resolving[call.model])
         except UserError as error:
-            found = error
-        self._calls.append(call)
-        return self._prepared.setdefault(id(call), found)
-
-    async def _resolve(self, name: str) -> SampledModel:
-        if name not in self._resolving:
-            work = run_in_thread(resolve_model, name)
-            self._resolving[name] = asyncio.ensure_future(work)
-        model = self._models[name] = await asyncio.shield(self._resolving[name])
-        self._names[id(model)] = name
-        return model
+            return self._prepared.setdefault(call, error)
+        assert model
+        return self._prepared.get(call) or self._prepare(model, call)
 
     def on_start(self) -> None:
         """See `Sampler.on_start`."""
@@ -366,7 +518,7 @@ class ScriptRun(Sampler, Generic[T]):
 
     def on_give_up(self, model: SampledModel, error: RequestError) -> None:
         """See `Sampler.on_give_up`: another endpoint may have the model, so search again later."""
-        ENDPOINT_INDEX.forget(self._names[id(model)])
+        forget_client(next(name for name, one in self._models.items() if one is model))
 
     def count_progress(self) -> tuple[int, int, int]:
         """Return the numbers of received answers, of requested answers, and of failures."""
@@ -393,11 +545,8 @@ def run_scripts(
             shared_event_loop().run(run.run_all())
     except KeyboardInterrupt:
         completed, total, _ = run.count_progress()
-        message = (
-            f"interrupted: {completed} of {total} answers arrived and are stored; the "
-            f"same call resumes"
-        )
-        print(message, file=sys.stderr)
+        stored = f"{completed} of {total} answers arrived and are stored; the same call resumes"
+        print(f"interrupted: {stored}", file=sys.stderr)
         raise
     return [found[number] for number in range(len(found))]
 
@@ -445,46 +594,29 @@ def replay_scripts(scripts: Iterable[Script[T]]) -> tuple[list[T | None], list[s
     Raises:
         UserError: A model does not exist, or the answer cache cannot be read.
     """
+
+    def prepare(call: ModelCall) -> Prepared:
+        model = resolve_model(call.model)
+        assert model
+        return prepare_call(model, call)
+
     running = list(scripts)
     results: list[T | None] = [None] * len(running)
-    keys: list[str] = []
-    heard: dict[int, list[SampleOutcome] | None] = dict.fromkeys(range(len(running)))
-    while heard:
-        wants: dict[int, list[tuple[PreparedRequest, str]]] = {}
-        for number, outcomes in heard.items():
-            try:
-                asked = running[number].send(outcomes)  # type: ignore[arg-type]
-            except StopIteration as end:
-                results[number] = end.value
-                continue
-            prepared = [(prepare_call(resolve_model(call.model), call), n) for call, n in asked]
-            wants[number] = [(one, sample_key(one, n)) for one, n in prepared]
-        sought = list(dict.fromkeys(key for each in wants.values() for _, key in each))
-        keys += sought
-        cached = open_answer_cache().get(sought, completion_fields)
-        heard = {
-            number: [one.model.build_completion(cached[key], cached=True) for one, key in each]
-            for number, each in wants.items()
-            if all(key in cached for _, key in each)
-        }
+    _, sent = _advance(running, cache(prepare), results.__setitem__)
     for script in running:
         script.close()
-    return results, keys
-
-
-GC_THRESHOLDS = (250_000, 20, 100)
-"""Thresholds of `gc.set_threshold`; a run creates many objects and hardly any garbage."""
+    return results, list(sent)
 
 
 @contextmanager
 def reduce_gc_frequency() -> Iterator[None]:
-    """Make garbage collection rare.
+    """Make garbage collection rare: a run creates many objects and hardly any garbage.
 
     Reading 10,000 cached answers then takes 60 % of the time, as each collection traverses all
     objects.
     """
     saved = gc.get_threshold()
-    gc.set_threshold(*GC_THRESHOLDS)
+    gc.set_threshold(250_000, 20, 100)
     try:
         yield
     finally:

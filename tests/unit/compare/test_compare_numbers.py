@@ -10,7 +10,6 @@ import pytest
 from swarm.compare.ratings import (
     MAX_REQUESTS,
     RatingBounds,
-    RatingResult,
     build_rating_params,
     can_continue,
     parse_integer,
@@ -19,7 +18,7 @@ from swarm.compare.ratings import (
 )
 from swarm.compare.sampling import ModelCall
 from swarm.compare.token_probs import (
-    NextTokenDistribution,
+    Reading,
     count_answers,
     read_next_token,
     with_logprobs,
@@ -42,7 +41,7 @@ def mean(chances: Mapping[str, float]) -> float:
     return sum(int(text) * p for text, p in chances.items())
 
 
-def heard(rater: Any, bounds: RatingBounds | None = None) -> RatingResult:
+def heard(rater: Any, bounds: RatingBounds | None = None) -> Reading:
     """The rating by a model, or by anything that says what an endpoint says."""
     body = rater.body if isinstance(rater, distribution_model.Rater) else rater
     bounds = bounds or RatingBounds()
@@ -113,7 +112,7 @@ def test_short_numbers_on_a_long_scale_are_numbers() -> None:
 
 
 def test_what_is_known_of_a_beginning_is_shared_only_where_one_length_is_possible() -> None:
-    def digits(place: Mapping[str, float], high: int) -> RatingResult:
+    def digits(place: Mapping[str, float], high: int) -> Reading:
         # All answers go the same way, so nothing else is ever visited.
         said = told(place, {"0": 1.0}, {"<end>": 1.0})
         return heard(lambda asked: said, RatingBounds(0, high))
@@ -247,7 +246,7 @@ def test_sampling_gives_an_interval_and_refusals() -> None:
     assert (refused.answer, refused.low, refused.high, refused.refused) == (None, None, None, 1)
 
 
-def tokens(*said: Any, logarithms: bool = False) -> NextTokenDistribution:
+def tokens(*said: Any, logarithms: bool = False) -> Reading:
     """What is made of these, one for each sample."""
     asked, answers = ModelCall("vendor/m", with_logprobs(ASKED, 20)), iter(said)
     script = read_next_token(asked, range(len(said)))
@@ -265,7 +264,7 @@ def test_the_likeliest_tokens_come_first_and_the_rest_is_unseen() -> None:
     assert found.unseen == pytest.approx(0.1)
     assert (found.low, found.high, found.error) == (None, None, None)
     sent = {"max_tokens": 1, "temperature": 0, "logprobs": True, "top_logprobs": 20}
-    assert sent.items() <= found.api_kwargs.items()
+    assert sent.items() <= with_logprobs(ASKED, 20).items()
 
 
 @pytest.mark.parametrize("convert_to_probs", [True, False])
@@ -301,9 +300,9 @@ def test_the_chosen_token_is_told_of_though_it_is_not_among_the_likeliest() -> N
 def test_no_log_probabilities_is_an_error_with_the_alternative(content: Any) -> None:
     body = {"choices": [{"message": {"content": "heads"}, "logprobs": content}]}
     blip = tokens(told({"heads": 1.0}), body)
-    assert blip.answer == {} and "requested again next time" in str(blip.error)
+    assert blip.answer is None and "requested again next time" in str(blip.error)
     found = tokens(body, body)
-    assert found.answer == {}
+    assert found.answer is None
     assert "vendor/m: vendor returns no log probabilities" in str(found.error)
     assert "estimate_by_sampling=True" in str(found.error)
 
@@ -323,4 +322,4 @@ def test_samples_are_counted_with_wilsons_interval() -> None:
     failed = distribution_model.driven(
         count_answers(ModelCall("m", params), range(2)), lambda body: next(broken)
     )
-    assert (failed.answer, str(failed.error), len(failed.answers)) == ({}, "gone", 1)
+    assert (failed.answer, str(failed.error), len(failed.answers)) == (None, "gone", 1)

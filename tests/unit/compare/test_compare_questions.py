@@ -13,7 +13,7 @@ from finetuning_server import chats
 from swarm.compare import Config, FreeForm, ModelAdapter, NextToken, Question, Rating
 from swarm.compare.config import may_host_model
 from swarm.compare.finetuning.dataset import validate_dataset
-from swarm.compare.judging import JudgeTemplate
+from swarm.compare.judging import fill_template, uses_question
 from swarm.compare.question import load_questions, parse_model_groups
 from swarm.compare.view import load_rows, render_page, view
 from swarm.errors import InvalidArgument, UserError
@@ -97,7 +97,7 @@ def test_models_are_groups_of_lists(groups: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "prompt", "uses_question"),
+    ("text", "prompt", "asks"),
     [
         ("{question}: {answer}", "Q: A", True),
         ('Reply {{"score": 1}}: {answer}', 'Reply {"score": 1}: A', False),
@@ -107,10 +107,10 @@ def test_models_are_groups_of_lists(groups: Any) -> None:
         ("{answer} \\frac{a}{b}", "A \\frac{a}{b}", False),
     ],
 )
-def test_braces_of_json_stay(text: str, prompt: str, uses_question: bool) -> None:
-    template = JudgeTemplate(text)
-    assert (template.fill("Q", "A"), template.uses_question) == (prompt, uses_question)
-    both = JudgeTemplate("{question} {answer}").fill("{answer}", "{question}")
+def test_braces_of_json_stay(text: str, prompt: str, asks: bool) -> None:
+    filled = fill_template(text, "Q", "A")
+    assert (filled, uses_question(text)) == (prompt, asks)
+    both = fill_template("{question} {answer}", "{answer}", "{question}")
     assert both == "{answer} {question}"
 
 

@@ -11,15 +11,15 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from swarm.errors import UserError
 
-# Paths differ between a checkout (beside the package) and an installed wheel (inside it).
-
 PACKAGE_FOLDER = Path(__file__).resolve().parents[1]
+
+# In a checkout, conf/, data/ and initial_experts/ are beside the package; in an installed wheel
+# they are inside it.
 
 
 def conf_folder() -> Path:
@@ -31,7 +31,7 @@ def conf_folder() -> Path:
 def in_checkout(path: str) -> Path:
     """Return `path` below the checkout; relative to the working folder if installed."""
     root = PACKAGE_FOLDER.parent
-    return root / path if (root / "conf" / "search.yaml").is_file() else Path(path)
+    return root / path if conf_folder().parent == root else Path(path)
 
 
 def as_path(path: str | Path) -> Path:
@@ -44,7 +44,7 @@ def as_path(path: str | Path) -> Path:
         expanded = Path(path).expanduser()
         expanded.exists()
     except (OSError, RuntimeError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"{str(path)[:80]}: cannot be a path ({reason})") from None
     return expanded
 
@@ -59,12 +59,9 @@ def find_path(path: str | Path) -> Path:
         UserError: It is not a valid path.
     """
     expanded = as_path(path)
-    if expanded.is_absolute() or expanded.exists():
-        return expanded
-    for root in (PACKAGE_FOLDER.parent, PACKAGE_FOLDER):
-        if (root / expanded).exists():
-            return root / expanded
-    return expanded
+    # An absolute path replaces the root that it is joined to.
+    places = (expanded, PACKAGE_FOLDER.parent / expanded, PACKAGE_FOLDER / expanded)
+    return next((place for place in places if place.exists()), expanded)
 
 
 def cache_folder() -> Path:
@@ -74,20 +71,11 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "model-swarms"
 
 
-MIN_CACHED_HASH_SIZE = 1 << 20
-"""Minimum size in bytes for caching a file's hash; smaller files are hashed again."""
-
 LONGEST_NAME = 200
-"""Maximum bytes of a name; most file systems have 255."""
+"""Maximum bytes of a name; most file systems have 255, of which a temporary file needs a part."""
 
 LONGEST_PATH = 3_000
 """Maximum bytes of a path; Linux has 4,096."""
-
-MIN_FILE_AGE_S = 2.0
-"""Minimum seconds since a file's last change for caching its hash.
-
-Two changes within one tick of the file system's clock leave size and times equal.
-"""
 
 
 def name_fault(name: str) -> str:
@@ -96,18 +84,15 @@ def name_fault(name: str) -> str:
         return "is blank"
     if not name.isprintable():
         return "contains unprintable characters, such as control characters or line breaks"
-    # Leave room for a temporary file's prefix and process id.
-    if len(os.fsencode(name)) > LONGEST_NAME:
-        return f"is longer than {LONGEST_NAME} bytes"
-    return ""
+    return f"is longer than {LONGEST_NAME} bytes" if len(os.fsencode(name)) > LONGEST_NAME else ""
 
 
 def path_fault(path: str | Path) -> str:
     """Return the `name_fault` of any part of a path; an empty path is blank."""
-    parts = [part for part in Path(path).parts if part != os.sep] if str(path) else [""]
-    if len(os.fsencode(str(path).encode("utf-8", "replace"))) > LONGEST_PATH:
+    if len(str(path).encode("utf-8", "replace")) > LONGEST_PATH:
         return f"is longer than {LONGEST_PATH:,} bytes"
-    return next((fault for part in parts if (fault := name_fault(part))), "")
+    parts = [part for part in Path(path).parts if part != os.sep] if str(path) else [""]
+    return next(filter(None, map(name_fault, parts)), "")
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -128,7 +113,7 @@ def write_atomic(path: Path, data: bytes) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             draft.unlink()
-        raise UserError(_not_written(path, error)) from None
+        raise _not_written(path, error) from None
 
 
 def append(path: Path, data: bytes) -> None:
@@ -154,7 +139,13 @@ def append(path: Path, data: bytes) -> None:
                 os.ftruncate(file.fileno(), size)
                 raise
     except OSError as error:
-        raise UserError(_not_written(path, error)) from None
+        raise _not_written(path, error) from None
+
+
+def _not_written(path: Path, error: OSError) -> UserError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    remedy = "free some space; the same command resumes" if full else "choose another folder"
+    return UserError(f"cannot write {path}: {error.strerror}; {remedy}")
 
 
 def rename(source: Path, target: Path) -> None:
@@ -183,12 +174,6 @@ def sync_folder(folder: Path) -> None:
             raise
 
 
-def _not_written(path: Path, error: OSError) -> str:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    remedy = "free some space; the same command resumes" if full else "choose another folder"
-    return f"cannot write {path}: {error.strerror}; {remedy}"
-
-
 def make_folder(folder: Path, private: bool = False) -> None:
     """Create a folder and its missing parents, with the permissions of their parent.
 
@@ -198,9 +183,20 @@ def make_folder(folder: Path, private: bool = False) -> None:
     if folder.is_dir():
         return
     make_folder(folder.parent)
-    mode = 0o700 if private else _openness(folder.parent) | 0o700
-    folder.mkdir(mode, exist_ok=True)
+    folder.mkdir(0o700 if private else _openness(folder.parent) | 0o700, exist_ok=True)
     sync_folder(folder.parent)
+
+
+def private(path: str, flags: int) -> int:
+    """An `opener` for `open`: limits a new file's permissions to those of its folder."""
+    return os.open(path, flags, _openness(Path(path).parent) & 0o666 | 0o600)
+
+
+def _openness(folder: Path) -> int:
+    """Return the permissions a folder grants to others; the umask still applies to new files."""
+    mode = folder.stat().st_mode
+    # Without execute permission on the folder, its files are unreadable whatever their mode.
+    return (0o070 if mode & 0o010 else 0) | (0o007 if mode & 0o001 else 0)
 
 
 def acquire_lock(descriptor: int, timeout: float | None = None, shared: bool = False) -> bool:
@@ -234,18 +230,6 @@ def acquire_lock(descriptor: int, timeout: float | None = None, shared: bool = F
             return True
 
 
-def private(path: str, flags: int) -> int:
-    """An `opener` for `open`: limits a new file's permissions to those of its folder."""
-    return os.open(path, flags, _openness(Path(path).parent) & 0o666 | 0o600)
-
-
-def _openness(folder: Path) -> int:
-    """Return the permissions a folder grants to others; the umask still applies to new files."""
-    mode = folder.stat().st_mode
-    # Without execute permission on the folder, its files are unreadable whatever their mode.
-    return (0o070 if mode & 0o010 else 0) | (0o007 if mode & 0o001 else 0)
-
-
 def encode_json(value: Any, indent: int | None = None) -> bytes:
     """Encode portable JSON: no NaN, no infinity, and lone surrogates escaped."""
     text = json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False)
@@ -253,17 +237,14 @@ def encode_json(value: Any, indent: int | None = None) -> bytes:
     return text.encode("utf-8", "backslashreplace")
 
 
-def parse_json(text: str | bytes, parse_constant: Callable[[str], Any] | None = None) -> Any:
+def parse_json(text: str | bytes) -> Any:
     """Return the value of JSON text from outside, such as a user's file or a response.
-
-    Args:
-        parse_constant: See `json.loads`.
 
     Raises:
         ValueError: It is not JSON (`json.JSONDecodeError`), or is nested too deeply.
     """
     try:
-        return json.loads(text, parse_constant=parse_constant)
+        return json.loads(text)
     except RecursionError:
         raise json.JSONDecodeError("nested too deeply", "", 0) from None
 
@@ -311,14 +292,14 @@ def read_bytes(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def read_text(path: Path, encoding: str = "utf-8") -> str:
-    """Return the text of a regular file, with all line ends converted to newlines.
+def read_text(path: Path) -> str:
+    """Return the UTF-8 text of a regular file, with all line ends converted to newlines.
 
     Raises:
         OSError: It cannot be read, or is not a regular file.
-        UnicodeDecodeError: It contains bytes that are invalid in the encoding.
+        UnicodeDecodeError: It is not UTF-8.
     """
-    return io.StringIO(read_bytes(path).decode(encoding), newline=None).read()
+    return io.StringIO(read_bytes(path).decode(), newline=None).read()
 
 
 def read_yaml(path: Path, what: str = "preset") -> Any:
@@ -336,7 +317,7 @@ def read_yaml(path: Path, what: str = "preset") -> Any:
     try:
         return yaml.safe_load(read_text(path))
     except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"{what} {path} cannot be read: {reason}") from None
 
 
@@ -353,6 +334,16 @@ def hash_file(path: Path) -> str:
     """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+MIN_CACHED_HASH_SIZE = 1 << 20
+"""Minimum size in bytes for caching a file's hash; smaller files are hashed again."""
+
+MIN_FILE_AGE_S = 2.0
+"""Minimum seconds since a file's last change for caching its hash.
+
+Two changes within one tick of the file system's clock leave size and times equal.
+"""
 
 
 def hash_file_cached(path: Path) -> str:

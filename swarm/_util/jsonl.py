@@ -1,14 +1,70 @@
 """JSON lines: reading, writing, an append-only journal, and merging of rows by key."""
 
+import io
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from swarm._util.files import acquire_lock, encode_json, parse_json, sync_folder, write_atomic
+from swarm._util.files import (
+    acquire_lock,
+    encode_json,
+    make_folder,
+    parse_json,
+    read_bytes,
+    sync_folder,
+    write_atomic,
+)
 from swarm.errors import InvalidArgument, UserError
+
+JsonRow = dict[str, Any]
+
+FieldTypes = Mapping[str, type | tuple[type, ...]]
+"""Required fields of every row, and their types."""
+
+TYPE_NAMES = {str: "text", int: "integer", float: "number", list: "list", dict: "object"}
+
+TIMESTAMP_FIELD = "tstamp"
+"""Field with a row's creation time, in seconds since 1970; ignored in comparisons."""
+
+
+def read_utf8(path: Path, whole_lines: bool = False) -> str:
+    """Return the text of a file, with all line ends converted to newlines.
+
+    Args:
+        whole_lines: Leave out what follows the last line end.
+
+    Raises:
+        UserError: It cannot be read, or is not UTF-8.
+    """
+    try:
+        data = read_bytes(path)
+        # A write that was cut may end within a character: what is left out is not decoded.
+        text = data[: data.rfind(b"\n") + 1 if whole_lines else None].decode("utf-8-sig")
+        return io.StringIO(text, newline=None).read()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}, line {line}: is not UTF-8; save the file as UTF-8") from None
+
+
+def iter_json_lines(path: str | Path, text: str) -> Iterator[tuple[int, Any]]:
+    """Yield the number, from 1 on, and the value of each line that is not blank.
+
+    Raises:
+        UserError: A line is not JSON.
+    """
+    # Not splitlines: JSON may contain a bare U+2028, which is no line end there.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            try:
+                yield number, parse_json(line)
+            except json.JSONDecodeError as error:
+                raise UserError(
+                    f"{path}, line {number}: is not JSON: {error.msg}; expected one object per line"
+                ) from None
 
 
 def read_jsonl(path: str | Path) -> list[Any]:
@@ -17,7 +73,7 @@ def read_jsonl(path: str | Path) -> list[Any]:
     Raises:
         UserError: The file cannot be read, or a line is not JSON.
     """
-    return [row for _, row in _iter_json_lines(path, _read_text(Path(path).expanduser()))]
+    return [row for _, row in iter_json_lines(path, read_utf8(Path(path).expanduser()))]
 
 
 def write_jsonl(path: str | Path, data: Iterable[Any]) -> None:
@@ -35,10 +91,10 @@ def write_jsonl(path: str | Path, data: Iterable[Any]) -> None:
     lines = []
     for number, value in enumerate(data):
         try:
-            lines.append(json.dumps(to_json_value(value), allow_nan=False))
+            lines.append(json.dumps(to_json_value(value), allow_nan=False) + "\n")
         except (TypeError, ValueError) as error:
             raise InvalidArgument(f"write_jsonl: value {number} is not JSON: {error}") from None
-    write_atomic(Path(path).expanduser(), "".join(line + "\n" for line in lines).encode())
+    write_atomic(Path(path).expanduser(), "".join(lines).encode())
 
 
 def to_json_value(value: Any) -> Any:
@@ -49,17 +105,8 @@ def to_json_value(value: Any) -> Any:
         return [to_json_value(one) for one in value]
     if hasattr(value, "tolist"):
         value = value.tolist()
-    if isinstance(value, float) and value - value != 0:
-        return None
-    return value
-
-
-JsonRow = dict[str, Any]
-
-FieldTypes = Mapping[str, type | tuple[type, ...]]
-"""Required fields of every row, and their types."""
-
-TYPE_NAMES = {str: "text", int: "integer", float: "number", list: "list", dict: "object"}
+    # NaN and infinity are the floats whose difference with themselves is not 0.
+    return None if isinstance(value, float) and value - value != 0 else value
 
 
 def read_json_rows(path: str | Path, needed: FieldTypes | None = None) -> list[JsonRow]:
@@ -73,16 +120,34 @@ def read_json_rows(path: str | Path, needed: FieldTypes | None = None) -> list[J
         UserError: The file is unreadable or has other content; names the file, and the line or list
             entry.
     """
-    text = _read_text(Path(path))
-    parse = _parse_json_list if text.lstrip().startswith("[") else _iter_json_lines
-    rows = list(parse(path, text))
+    text, place = read_utf8(Path(path)), "line"
+    if text.lstrip().startswith("["):
+        place = "entry"
+        try:
+            rows = list(enumerate(parse_json(text), start=1))
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path}, line {error.lineno}: is not JSON: {error.msg}") from None
+    else:
+        rows = list(iter_json_lines(path, text))
     if not rows:
         raise UserError(f"{path}: is empty; expected a list of JSON objects")
-    for location, row in rows:
-        wrong = _find_row_error(row, needed or {})
-        if wrong:
-            raise UserError(f"{path}, {location}: {wrong}")
+    for number, row in rows:
+        if wrong := _find_row_error(row, needed or {}):
+            raise UserError(f"{path}, {place} {number}: {wrong}")
     return [row for _, row in rows]
+
+
+def _find_row_error(row: Any, needed: FieldTypes) -> str:
+    """Return the error in a row; empty if there is none."""
+    if not isinstance(row, dict):
+        return "is not a JSON object"
+    for field, kind in needed.items():
+        if field not in row:
+            return f'has no "{field}"; it has {", ".join(map(str, row)) or "nothing"}'
+        if not isinstance(row[field], kind) or isinstance(row[field], bool):
+            kinds = kind if isinstance(kind, tuple) else (kind,)
+            return f'its "{field}" is no {" or ".join(TYPE_NAMES[one] for one in kinds)}'
+    return ""
 
 
 def index_rows(path: str | Path, rows: Sequence[JsonRow], key: str) -> dict[Any, JsonRow]:
@@ -94,9 +159,8 @@ def index_rows(path: str | Path, rows: Sequence[JsonRow], key: str) -> dict[Any,
     found: dict[Any, JsonRow] = {}
     for row in rows:
         if row[key] in found:
-            raise UserError(
-                f'{path}: two rows have the {key} "{shorten_text(row[key])}"; remove one'
-            )
+            shown = shorten_text(row[key])
+            raise UserError(f'{path}: two rows have the {key} "{shown}"; remove one')
         found[row[key]] = row
     return found
 
@@ -128,11 +192,9 @@ class JsonlJournal:
         self.path, self.key = Path(path), key
         self.rows: dict[str, JsonRow] = {}
         if self.path.exists():
-            data = _read_bytes(self.path)
-            text = _decode_utf8(self.path, data[: data.rfind(b"\n") + 1])
-            for location, row in _iter_json_lines(self.path, text):
+            for number, row in iter_json_lines(self.path, read_utf8(self.path, whole_lines=True)):
                 if wrong := _find_row_error(row, {key: str}):
-                    raise UserError(f"{self.path}, {location}: {wrong}; remove the line")
+                    raise UserError(f"{self.path}, line {number}: {wrong}; remove the line")
                 self.rows[row[key]] = row
 
     def append_rows(self, rows: Sequence[JsonRow]) -> None:
@@ -141,16 +203,18 @@ class JsonlJournal:
         Raises:
             UserError: The file cannot be written.
         """
-        data = b"".join(encode_json(row) + b"\n" for row in rows)
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path.parent)
             with self.path.open("ab+") as file:
-                # Under the lock, an unterminated line can only be from a dead process, so truncate
-                # it.
+                # Under the lock, an incomplete last line can only be of a dead process.
                 acquire_lock(file.fileno())
-                size = _complete_length(file)
-                file.truncate(size)
-                file.write(data)
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - 1))
+                if file.read() not in (b"", b"\n"):
+                    file.seek(0)
+                    size = file.read().rfind(b"\n") + 1
+                    file.truncate(size)
+                file.write(b"".join(encode_json(row) + b"\n" for row in rows))
                 file.flush()
                 os.fsync(file.fileno())
                 if not size:
@@ -158,16 +222,6 @@ class JsonlJournal:
         except OSError as error:
             raise UserError(f"cannot write {self.path}: {error.strerror}") from None
         self.rows.update((row[self.key], row) for row in rows)
-
-
-def _complete_length(file: BinaryIO) -> int:
-    """Return the position after the last complete line."""
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - 1))
-    if file.read() in (b"", b"\n"):
-        return size
-    file.seek(0)
-    return file.read().rfind(b"\n") + 1
 
 
 def write_json_rows(path: Path, rows: Sequence[JsonRow]) -> None:
@@ -182,62 +236,6 @@ def write_json_rows(path: Path, rows: Sequence[JsonRow]) -> None:
 def sibling_path(output: Path, kind: str) -> Path:
     """Return the path of an output's companion, as FILE.replies.jsonl for FILE.jsonl."""
     return output.with_name(f"{output.stem}.{kind}")
-
-
-def _read_text(path: Path) -> str:
-    return _decode_utf8(path, _read_bytes(path))
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-
-
-def _decode_utf8(path: Path, data: bytes) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path}, line {line}: is not UTF-8; save the file as UTF-8") from None
-
-
-def _parse_json_list(path: str | Path, text: str) -> list[tuple[str, Any]]:
-    try:
-        return [(f"entry {i}", row) for i, row in enumerate(parse_json(text), start=1)]
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}, line {error.lineno}: is not JSON: {error.msg}") from None
-
-
-def _iter_json_lines(path: str | Path, text: str) -> Iterator[tuple[str, Any]]:
-    # Not splitlines: JSON may contain a bare U+2028, which is no line end there.
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            try:
-                yield f"line {number}", parse_json(line)
-            except json.JSONDecodeError as error:
-                raise UserError(
-                    f"{path}, line {number}: is not JSON: {error.msg}; expected one object per line"
-                ) from None
-
-
-def _find_row_error(row: Any, needed: FieldTypes) -> str:
-    """Return the error in a row; empty if there is none."""
-    if not isinstance(row, dict):
-        return "is not a JSON object"
-    for field, kind in needed.items():
-        if field not in row:
-            return f'has no "{field}"; it has {", ".join(map(str, row)) or "nothing"}'
-        if not isinstance(row[field], kind) or isinstance(row[field], bool):
-            kinds = kind if isinstance(kind, tuple) else (kind,)
-            names = " or ".join(TYPE_NAMES.get(one, one.__name__) for one in kinds)
-            return f'its "{field}" is no {names}'
-    return ""
-
-
-TIMESTAMP_FIELD = "tstamp"
-"""Field with a row's creation time, in seconds since 1970; ignored in comparisons."""
 
 
 def merge_rows(
@@ -257,33 +255,28 @@ def merge_rows(
     Raises:
         UserError: The file has other content, or cannot be written.
     """
+    removed = set(gone)
     needed: FieldTypes = {field: (int, str) for field in fields if field != "judge"}
-    out = set(gone)
-    with _lock_folder(path.parent):
+    try:
+        make_folder(path.parent)
+        lock = os.open(path.parent, os.O_RDONLY)
+    except OSError as error:
+        raise UserError(f"cannot write into {path.parent}: {error.strerror}") from None
+    try:
+        acquire_lock(lock)  # against another process that reads, merges and writes
         has_rows = path.exists() and path.stat().st_size
         previous = rows_by_key(fields, read_json_rows(path, needed)) if has_rows else {}
-        found = {key: row for key, row in previous.items() if key not in out}
+        found = {key: row for key, row in previous.items() if key not in removed}
         for key, row in rows_by_key(fields, rows).items():
-            found[key] = previous[key] if _is_unchanged(previous.get(key), row) else row
+            old = previous.get(key)
+            same = old is not None and {**old, TIMESTAMP_FIELD: 0} == {**row, TIMESTAMP_FIELD: 0}
+            found[key] = old if old is not None and same else row
         ordered = [found[key] for key in sorted(found, key=row_sort_key)]
         if ordered or path.exists():
             write_json_rows(path, ordered)
-    return ordered
-
-
-@contextmanager
-def _lock_folder(folder: Path) -> Iterator[None]:
-    """Lock a folder against concurrent read-modify-write by other processes."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError as error:
-        raise UserError(f"cannot write into {folder}: {error.strerror}") from None
-    try:
-        acquire_lock(handle)
-        yield
     finally:
-        os.close(handle)
+        os.close(lock)
+    return ordered
 
 
 def rows_by_key(fields: Sequence[str], rows: Iterable[JsonRow]) -> dict[tuple[Any, ...], JsonRow]:
@@ -294,7 +287,3 @@ def rows_by_key(fields: Sequence[str], rows: Iterable[JsonRow]) -> dict[tuple[An
 def row_sort_key(values: Sequence[Any]) -> list[tuple[bool, Any]]:
     """Return a sort key: numbers as numbers, then everything else as text."""
     return [(False, v) if isinstance(v, (int, float)) else (True, str(v)) for v in values]
-
-
-def _is_unchanged(old: JsonRow | None, new: JsonRow) -> bool:
-    return old is not None and {**old, TIMESTAMP_FIELD: 0} == {**new, TIMESTAMP_FIELD: 0}

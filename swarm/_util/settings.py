@@ -17,6 +17,7 @@ Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+FiniteNumber = Annotated[float, Field(allow_inf_nan=False)]
 Text = Annotated[str, StringConstraints(pattern=r"\S")]
 
 T = TypeVar("T")

@@ -22,7 +22,6 @@ P = TypeVar("P")
 STREAM_END: Any = object()
 """Sentinel after the last item of a stream."""
 
-
 PARSING = threading.Lock()
 """Held by `ast.parse`, which counts the depth of all threads together in some versions of CPython,
 and then raises SystemError (https://github.com/python/cpython/issues/106905)."""
@@ -166,8 +165,7 @@ def forward_items(items: Generator[P, None, T], emit: Callable[[P], object]) -> 
 def _iterate_until_done(items: "SimpleQueue[P]", future: "Future[T]") -> Generator[P, None, T]:
     """Yield the items of a queue until a future is done; return the future's result."""
     future.add_done_callback(lambda _: items.put(STREAM_END))
-    while (item := items.get()) is not STREAM_END:
-        yield item
+    yield from iter(items.get, STREAM_END)
     return future.result()
 
 
@@ -182,16 +180,17 @@ class PeriodicThread:
     """
 
     def __init__(
-        self,
-        function: Callable[[], object],
-        interval: float,
-        name: str,
-        delay: float | None = None,
+        self, function: Callable[[], object], interval: float, name: str, delay: float | None = None
     ) -> None:
-        self._function, self._interval = function, interval
         self._closed = threading.Event()
+
+        def call_periodically(wait: float) -> None:
+            while not self._closed.wait(wait):
+                function()
+                wait = interval
+
         self._thread = start_thread(
-            self._call_periodically, interval if delay is None else delay, name=name
+            call_periodically, interval if delay is None else delay, name=name
         )
 
     @property
@@ -203,11 +202,6 @@ class PeriodicThread:
         """Wait for a call in progress, and end the thread."""
         self._closed.set()
         self._thread.join()
-
-    def _call_periodically(self, wait: float) -> None:
-        while not self._closed.wait(wait):
-            self._function()
-            wait = self._interval
 
 
 class EventLoopThread:
@@ -248,10 +242,8 @@ class EventLoopThread:
         self, work: Callable[[Callable[[P], None]], Coroutine[Any, Any, T]]
     ) -> Generator[P, None, T]:
         """Yield the items that a coroutine emits, and return its result; closing cancels it."""
-        import asyncio
-
         items: SimpleQueue[P] = SimpleQueue()
-        future = asyncio.run_coroutine_threadsafe(work(items.put), self._loop)
+        future = self.start(work(items.put))
         try:
             return (yield from _iterate_until_done(items, future))
         finally:
@@ -271,7 +263,7 @@ def shared_event_loop() -> EventLoopThread:
 
 
 def _reset_after_fork() -> None:
-    """Reset state after a fork: the child lacks the loop's thread, and a lock may be held."""
+    # The child lacks the loop's thread, and the lock may be held.
     global _shared_loop, _lock
     _shared_loop, _lock = None, threading.Lock()
 

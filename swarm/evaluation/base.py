@@ -20,13 +20,9 @@ class Candidate(ABC):
     """
 
     names: list[str]
+    reads_dev: bool = False
     scale: Mapping[str, Any] | None = None
     rivals = ""
-
-    @property
-    def reads_dev(self) -> bool:
-        """See the class."""
-        return False
 
     @abstractmethod
     def check(self, task: Task) -> None:
@@ -70,12 +66,10 @@ def run_task(
 ) -> list[Score]:
     """Run a task to its end with a function that answers its requests; one score per item."""
     game = task.run(items)
-    completions: list[Completion] | None = None
-    while True:
-        try:
-            # A generator's first `send` has to be None.
-            requests = game.send(completions)  # type: ignore[arg-type]
-        except StopIteration as end:
-            found: list[Score] = end.value
-            return found
-        completions = ask(requests)
+    try:
+        requests = next(game)
+        while True:
+            requests = game.send(ask(requests))
+    except StopIteration as end:
+        found: list[Score] = end.value
+        return found

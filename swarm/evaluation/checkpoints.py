@@ -1,17 +1,15 @@
 """Models in folders as candidates, a search's best position, and the vote of its best particles."""
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import yaml
-
-from swarm._util.files import as_path, find_path, read_text
+from swarm._util.files import as_path, find_path, read_yaml
+from swarm._util.settings import FiniteNumber, Settings, Text, checked, parse_settings
 from swarm.engine.base import Engine
 from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
 from swarm.evaluation.base import Candidate, JobUsage
-from swarm.evaluation.voting import VotingCandidate
+from swarm.evaluation.voting import Rule, VotingCandidate
 from swarm.executors.worker import run_tasks_lockstep
 from swarm.registry.model_groups import (
     ModelGroup,
@@ -24,6 +22,7 @@ from swarm.runs.folder import RunFolder, verify_run_file
 from swarm.tasks.base import Item, Score, Task
 
 
+@checked("candidate")
 class CheckpointCandidate(Candidate):
     """Folders with PEFT LoRA adapters, full models, or mixtures that a search has saved.
 
@@ -40,17 +39,9 @@ class CheckpointCandidate(Candidate):
     """
 
     def __init__(
-        self,
-        base: BaseModel,
-        folder: str | Sequence[str] | None,
-        names: Sequence[str] | None = None,
+        self, base: BaseModel, folder: Text | Sequence[Text], names: Sequence[str] | None = None
     ) -> None:
         given = [folder] if isinstance(folder, str) else folder
-        if given is None or not all(isinstance(one, str) and one.strip() for one in given):
-            raise UserError(
-                f"candidate.folder={folder}: give the folder of an adapter or a model, e.g. "
-                "candidate.folder=search/first/global_best"
-            )
         if duplicates := sorted({one for one in given if given.count(one) > 1}):
             raise UserError(f"candidate: {duplicates[0]} is named more than once")
         self.base = base
@@ -59,15 +50,12 @@ class CheckpointCandidate(Candidate):
         self.names = list(names or (last if len(set(last)) == len(last) else given) or ["base"])
         self._stands: list[ModelGroup] = []
         self._loaded: Engine | None = None
-        self._device = "cpu"
 
     def check(self, task: Task) -> None:
-        """See `Candidate.check`."""
         if not self._stands:
             self._stands = group_models(self.folders, self.base)
 
     def model_contexts(self) -> list[tuple[Any, float]]:
-        """See `Candidate.model_contexts`."""
         return [(stand.load_tokenizer(), stand.context_length()) for stand in self._stands]
 
     def open(self, device: str) -> None:
@@ -77,13 +65,12 @@ class CheckpointCandidate(Candidate):
             self._loaded = self._stands[0].load(device)
 
     def score_items(self, task: Task, items: Sequence[Item], meter: JobUsage) -> list[list[Score]]:
-        """See `Candidate.score_items`."""
         found: dict[int, list[Score]] = {}
         for stand in self._stands:
             engine = self._loaded or stand.load(self._device)
             scores = run_tasks_lockstep(task, engine, stand.positions, items, meter)
             found |= dict(zip(stand.places, scores, strict=True))
-            del engine
+            del engine  # before the next one is loaded
         return [found[index] for index in range(len(self.names))]
 
     def fingerprint(self) -> str:
@@ -91,6 +78,7 @@ class CheckpointCandidate(Candidate):
         return " ".join(stand.fingerprint() for stand in self._stands)
 
 
+@checked("candidate")
 class BestCandidate(CheckpointCandidate):
     """The best position of a finished search, from its global_best.
 
@@ -105,22 +93,33 @@ class BestCandidate(CheckpointCandidate):
         UserError: The folder contains no finished search.
     """
 
-    def __init__(self, folder: str | None, base: BaseModel | None = None) -> None:
-        if not isinstance(folder, str) or not folder.strip():
-            raise UserError(
-                "candidate.folder is missing: give a run's, e.g. candidate.folder=search/first"
-            )
+    def __init__(self, folder: Text, base: BaseModel | None = None) -> None:
         run = load_finished_run(folder, "evaluate its global_best with candidate=adapter")
         self.scale = run.scale
         super().__init__(base or base_of_run(run), str(best_folder(run)), [run.path.name])
 
 
-class SavedEnsembleCandidate(VotingCandidate):
-    """The vote that a search has written into its folder: ensemble.yaml.
+class EnsembleMember(Settings):
+    """A voter of an ensemble.yaml: an adapter, a mixture or a full model, and its utility."""
 
-    Its keys: "rule" and "members", a list of {"folder", "utility"}, where folders are adapters,
-    mixtures or full models, relative to the file's own folder; "run", if the file is not in the
-    run's folder.
+    folder: Text
+    utility: FiniteNumber
+
+
+class EnsembleFile(Settings):
+    """Content of an ensemble.yaml; folders are relative to the file's own.
+
+    `run` is the run's folder, if the file is not in it.
+    """
+
+    members: list[EnsembleMember]
+    rule: Rule = "majority"
+    run: Text = "."
+
+
+@checked("candidate")
+class SavedEnsembleCandidate(VotingCandidate):
+    """The vote that a search has written into its folder: ensemble.yaml (`EnsembleFile`).
 
     Args:
         file: The yaml.
@@ -131,47 +130,15 @@ class SavedEnsembleCandidate(VotingCandidate):
         UserError: The file is none of these, or the run is missing.
     """
 
-    def __init__(
-        self,
-        file: str | None,
-        base: BaseModel | None = None,
-        rule: Literal["majority", "weighted"] | None = None,
-    ) -> None:
-        if not isinstance(file, str) or not file.strip():
-            raise UserError(
-                "candidate.file is missing: give what a search has written, e.g. "
-                "candidate.file=search/first/ensemble.yaml"
-            )
+    def __init__(self, file: Text, base: BaseModel | None = None, rule: Rule | None = None) -> None:
         path = as_path(file)
-        content, members = read_ensemble(path)
-        folder = path.parent
-        run = RunFolder(folder / content.get("run", "."))
+        verify_run_file(path)
+        content = parse_settings(EnsembleFile, read_yaml(path, "candidate.file"), str(path))
+        run = RunFolder(path.parent / content.run)
         self.scale = run.scale
-        folders = [str(folder / one["folder"]) for one in members]
-        weights = [float(one["utility"]) for one in members]
-        names = [str(one["folder"]) for one in members]
+        names = [one.folder for one in content.members]
+        folders = [str(path.parent / name) for name in names]
         saved = CheckpointCandidate(base or base_of_run(run), folders, names)
-        super().__init__(saved, rule or content.get("rule", "majority"), weights)
-        self.names = [f"vote of {len(members)} of {run.path.resolve().name}"]
-
-
-def read_ensemble(file: Path) -> tuple[dict[str, Any], Sequence[dict[str, Any]]]:
-    """Return the content of an ensemble.yaml, and its members.
-
-    Raises:
-        UserError: It is missing or is something else.
-    """
-    verify_run_file(file)
-    try:
-        content = yaml.safe_load(read_text(file))
-        members = content["members"]
-        for one in members:
-            str(one["folder"]), float(one["utility"])
-    except OSError as error:
-        raise UserError(f"candidate.file={file}: {error.strerror}") from None
-    except (yaml.YAMLError, RecursionError, TypeError, KeyError, ValueError, AttributeError):
-        raise UserError(
-            f"candidate.file={file}: not an ensemble; it must have members, each with a folder "
-            "and a utility, as written by a search"
-        ) from None
-    return content, members
+        weights = [one.utility for one in content.members]
+        super().__init__(saved, rule or content.rule, weights)
+        self.names = [f"vote of {len(names)} of {run.path.resolve().name}"]

@@ -1,9 +1,8 @@
 """One evaluation: a candidate on a split of a task, stored in a folder."""
 
-import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,9 +14,9 @@ from swarm._util.files import (
     make_folder,
     parse_json,
     path_fault,
-    write_atomic,
     write_json,
 )
+from swarm._util.jsonl import read_jsonl, write_json_rows
 from swarm._util.secrets import identity_values
 from swarm._util.settings import checked
 from swarm._util.terminal import NO_PRICE, format_cost, pluralize
@@ -111,7 +110,7 @@ def score_candidate(candidate: Candidate, task: Task, split: str) -> SplitScores
     return SplitScores(candidate.names, items, scores, meter, seconds, candidate.usage_per_voter())
 
 
-RESULT_FILE = "result.json"
+RESULT_FILE, ANSWERS_FILE = "result.json", "answers.jsonl"
 
 
 @checked()
@@ -161,9 +160,40 @@ class Evaluation:
         device = choose_device(self.device)
         self.task.items(self.split)
         check_candidate(self.candidate, self.task, [self.split])
-        identity = self._build_identity(config or {})
-        known = self._load_known_result(identity)
-        return known or self._score_candidate(device, identity)
+        given = config or {}
+        identity = {
+            "task": identity_values(given.get("task")),
+            "candidate": identity_values(_without_run(given.get("candidate"))),
+            "split": self.split,
+            "task items": digest_items(self.task, self.split),
+            "weights": self.candidate.fingerprint(),
+            **task_source_digests(self.task),
+        }
+        return self._load_known_result(identity) or self._score_candidate(device, identity)
+
+    def _load_known_result(self, identity: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the folder's result of this evaluation, if it exists.
+
+        Raises:
+            UserError: The folder contains another evaluation.
+        """
+        path = None if self.out is None else self.out / RESULT_FILE
+        if path is None or not path.is_file():
+            return None
+        try:
+            found: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
+            before = found["identity"]
+        except (OSError, ValueError, KeyError, TypeError):
+            raise UserError(
+                f"out={self.out}: {path} is not an evaluation; choose another folder"
+            ) from None
+        current = parse_json(encode_json(identity))
+        if differ := [key for key in current if before.get(key) != current[key]]:
+            raise UserError(
+                f"out={self.out}: it contains another evaluation ({', '.join(differ)} differ); "
+                "choose another folder"
+            )
+        return found
 
     def _score_candidate(self, device: str, identity: Mapping[str, Any]) -> dict[str, Any]:
         self.task.open(device)
@@ -198,76 +228,32 @@ class Evaluation:
                 "rivals": self.candidate.rivals,
             }
         if self.out:
-            self._write_files(result)
+            make_folder(self.out, private=True)
+            # The answers first, so that an existing result implies them.
+            write_json_rows(self.out / ANSWERS_FILE, self.answer_rows())
+            write_json(self.out / RESULT_FILE, result)
         return result
 
     def _compare_constant_answers(self, task: Task) -> Compared | None:
         """Return the best constant answers, chosen on dev; `None` without grades or a dev split."""
-        if not task.votes:
-            return None
         try:
-            dev = task.items("dev")
+            dev = task.items("dev") if task.votes else ()
         except UserError:
             return None
-        return compare_constant_answers(
-            task, dev, task.items("test") if self.split == "test" else ()
-        )
-
-    def _build_identity(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values that identify an evaluation."""
-        return {
-            "task": identity_values(config.get("task")),
-            "candidate": identity_values(_without_run(config.get("candidate"))),
-            "split": self.split,
-            "task items": digest_items(self.task, self.split),
-            "weights": self.candidate.fingerprint(),
-            **task_source_digests(self.task),
-        }
-
-    def _load_known_result(self, identity: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the folder's result of this evaluation, if it exists.
-
-        Raises:
-            UserError: The folder contains another evaluation.
-        """
-        path = None if self.out is None else self.out / RESULT_FILE
-        if path is None or not path.is_file():
-            return None
-        try:
-            found: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
-            before = found["identity"]
-        except (OSError, ValueError, KeyError, TypeError):
-            raise UserError(
-                f"out={self.out}: {path} is not an evaluation; choose another folder"
-            ) from None
-        current = json.loads(json.dumps(identity))
-        if differ := [key for key in current if before.get(key) != current[key]]:
-            raise UserError(
-                f"out={self.out}: it contains another evaluation ({', '.join(differ)} differ); "
-                "choose another folder"
-            )
-        return found
+        test = task.items("test") if self.split == "test" else ()
+        return compare_constant_answers(task, dev, test) if dev else None
 
     def answer_rows(self) -> list[dict[str, Any]]:
         """Return every answer after `run`, as in answers.jsonl: id, value, answer, text."""
         if self.found is None:
             assert self.out is not None, "nothing was run yet"
-            lines = (self.out / "answers.jsonl").read_bytes().split(b"\n")
-            return [parse_json(line) for line in lines if line]
+            return read_jsonl(self.out / ANSWERS_FILE)
         several = len(self.found.names) > 1
         return [
             {**({"voice": name} if several else {}), **row}
             for name, scores in zip(self.found.names, self.found.scores, strict=True)
             for row in scores_to_records(self.found.items, scores)
         ]
-
-    def _write_files(self, result: Mapping[str, Any]) -> None:
-        """Write the answers first, so that an existing result implies them."""
-        assert self.out is not None
-        rows = self.answer_rows()
-        make_folder(self.out, private=True)
-        write_atomic(self.out / "answers.jsonl", b"".join(encode_json(row) + b"\n" for row in rows))
-        write_json(self.out / RESULT_FILE, result)
 
 
 def _without_run(settings: Any) -> Any:
@@ -282,17 +268,17 @@ def _without_run(settings: Any) -> Any:
 def format_result(result: Mapping[str, Any]) -> str:
     """Format a result in lines."""
     lines = [f"{result['task']}, {result['split']}, {result['items']} items"]
-    voices = [(voice, read_measured(voice)) for voice in result["voices"]]
+    voices = [(voice, _read_measured(voice)) for voice in result["voices"]]
     for voice, measured in voices:
-        lines.append(
-            f"{voice['name']}: {measured.utility:.3f}, 95 % interval {measured.low:.3f} to "
-            f"{measured.high:.3f}, unparsed {100 * measured.unparsed:.1f} %"
-        )
+        unparsed = f"unparsed {100 * measured.unparsed:.1f} %"
+        lines.append(f"{voice['name']}: {_format_interval(measured)}, {unparsed}")
         lines += _format_domains(measured)
         if "calls" in voice:
-            cost = _format_cost(voice)
-            lines.append(f"  {voice['calls']:,} calls, {voice['tokens']:,} tokens{cost}")
-    lines += _format_constants(result)
+            lines.append(f"  {voice['calls']:,} calls, {voice['tokens']:,} tokens{_cost(voice)}")
+    if found := result.get("constant_answers"):
+        chosen = "chosen on dev" if result["split"] != "dev" else "chosen on these items"
+        measured = _read_measured(found[result["split"]])
+        lines.append(f"{found['label']}, {chosen}: {_format_interval(measured)}")
     for voice, measured in voices:
         lines += format_one_answer_warnings(measured.one_answer, voice["name"], result["split"])
     if best := result.get("against_best"):
@@ -300,13 +286,17 @@ def format_result(result: Mapping[str, Any]) -> str:
         words = describe_difference(PairedTest(**best["gain"]), "items", False)
         lines.append(f"best {best['rivals']}: {best['best']}; {first} against it: {words}")
     lines.append(
-        f"{result['prompts']:,} prompts, {result['tokens']:,} tokens{_format_cost(result)}, "
+        f"{result['prompts']:,} prompts, {result['tokens']:,} tokens{_cost(result)}, "
         f"{result['seconds']:.1f} s on {result['device']}"
     )
     return "\n".join(lines)
 
 
-def _format_cost(found: Mapping[str, Any]) -> str:
+def _format_interval(one: Measured) -> str:
+    return f"{one.utility:.3f}, 95 % interval {one.low:.3f} to {one.high:.3f}"
+
+
+def _cost(found: Mapping[str, Any]) -> str:
     """Format the cost of answers and how many have no known price; empty if nothing is paid."""
     cost, unpriced = found["cost"], found.get("unpriced", 0)
     if cost:
@@ -314,10 +304,9 @@ def _format_cost(found: Mapping[str, Any]) -> str:
     return f", {NO_PRICE} for {pluralize(unpriced, 'answer')}" if unpriced else ""
 
 
-def read_measured(voice: Mapping[str, Any]) -> Measured:
-    """Return a voter's result from its entry in result.json."""
-    names = [one.name for one in fields(Measured)]
-    found: Measured = TypeAdapter(Measured).validate_python({name: voice[name] for name in names})
+def _read_measured(voice: Mapping[str, Any]) -> Measured:
+    """Return a voter's result from its entry in result.json, which has further keys."""
+    found: Measured = TypeAdapter(Measured).validate_python(dict(voice))
     return found
 
 
@@ -333,16 +322,3 @@ def _format_domains(voice: Measured) -> list[str]:
             line += f"; answers: {format_most_common_answer(one, bool(warned & {name, None}))}"
         lines.append(line)
     return lines
-
-
-def _format_constants(result: Mapping[str, Any]) -> list[str]:
-    """Format the results of the best constant answers on the split."""
-    found = result.get("constant_answers")
-    if not found:
-        return []
-    chosen = "chosen on dev" if result["split"] != "dev" else "chosen on these items"
-    one = read_measured(found[result["split"]])
-    return [
-        f"{found['label']}, {chosen}: {one.utility:.3f}, 95 % interval {one.low:.3f} to "
-        f"{one.high:.3f}"
-    ]

@@ -3,23 +3,24 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from swarm._util.files import find_path
+from swarm._util.settings import Positive, PositiveNumber, checked
 from swarm.engine.base_model import BaseModel
 from swarm.engine.token_ensemble.engine import TokenEnsembleEngine
 from swarm.engine.token_ensemble.members import EnsembleMember, ModelEnsemble
 from swarm.errors import UserError
-from swarm.evaluation.base import Candidate, JobUsage, run_task
+from swarm.evaluation.base import JobUsage, run_task
+from swarm.evaluation.positions import PoolCandidate
 from swarm.models.base import Completion, Request
 from swarm.pool.adapter import read_adapter
 from swarm.pool.pool import ExpertPool
 from swarm.tasks.base import Item, Score, Task
 
 
-class TokenEnsembleCandidate(Candidate):
+class TokenEnsembleCandidate(PoolCandidate):
     """One voter: the next token's probabilities are sum_k w_k p_k, with separate w_k per prompt.
 
     Greedy decoding takes the likeliest token. Adapters of one base share its weights. It is also a
@@ -37,36 +38,23 @@ class TokenEnsembleCandidate(Candidate):
         base: BaseModel,
         pool: ExpertPool,
         experts: Sequence[str] | None = None,
-        max_tokens: int | None = None,
+        max_tokens: Positive | None = None,
     ) -> None:
-        self.base, self.pool, self.experts = base, pool, experts
+        super().__init__(base, pool, TokenEnsembleEngine(max_tokens))
+        self.experts = experts
         self.names = [type(self).__name__.lower()]
-        self.engine = TokenEnsembleEngine(max_tokens)
         self.members: list[str] = []
         self._meter = JobUsage()
-        self._tokenizer: Any = None
-        self._opened = False
 
     @abstractmethod
     def compute_weights(self, requests: Sequence[Request]) -> np.ndarray:
         """Return the mixing weights of each request, [R, K]: nonnegative, with sum 1."""
 
     def check(self, task: Task) -> None:
-        """See `Candidate.check`."""
-        self.panel = open_expert_ensemble(self.pool, self.base, self.experts)
-        self.members = self.panel.names
-        self.panel.check()
-        self._tokenizer = self.engine.check(self.base, self.panel)
-
-    def model_contexts(self) -> list[tuple[Any, float]]:
-        """See `Candidate.model_contexts`."""
-        return [(self._tokenizer, self.engine.context)]
-
-    def open(self, device: str) -> None:
-        """See `Candidate.open`."""
-        if not self._opened:
-            self.engine.open(self.base, self.panel, device)
-        self._opened = True
+        if not self.members:
+            self.pool = open_expert_ensemble(self.pool, self.base, self.experts)
+            self.members = self.pool.names
+        super().check(task)
 
     def score_items(self, task: Task, items: Sequence[Item], meter: JobUsage) -> list[list[Score]]:
         """See `Candidate.score_items`; a prompt counts once for each member with a weight in it."""
@@ -81,22 +69,23 @@ class TokenEnsembleCandidate(Candidate):
         if not requests:
             return []
         weights = self.compute_weights(requests)
-        completions = [one for (one,) in self.engine.generate(weights, [[one] for one in requests])]
         found = []
-        for row, one in zip(weights, completions, strict=True):
+        for row, (one,) in zip(
+            weights, self.engine.generate(weights, [[one] for one in requests]), strict=True
+        ):
             heard = int(np.count_nonzero(row))
-            found.append(
-                replace(
-                    one, prompt_tokens=heard * one.prompt_tokens, new_tokens=heard * one.new_tokens
-                )
-            )
+            tokens = {
+                "prompt_tokens": heard * one.prompt_tokens,
+                "new_tokens": heard * one.new_tokens,
+            }
+            found.append(replace(one, **tokens))
             self._meter.calls += heard - 1
         self._meter.add(*found)
         return found
 
     def fingerprint(self) -> str:
         """Return the fingerprint of all members."""
-        return self.panel.fingerprint()
+        return self.pool.fingerprint()
 
 
 class SharedBaseEnsemble(ModelEnsemble):
@@ -139,17 +128,7 @@ def softmax_rows(values: np.ndarray) -> np.ndarray:
     return shares / shares.sum(axis=1, keepdims=True)
 
 
-def validate_temperature(value: object) -> float:
-    """Validate a temperature and return it.
-
-    Raises:
-        UserError: It is no number above 0.
-    """
-    if type(value) not in (int, float) or not 0 < value < float("inf"):  # type: ignore[operator]
-        raise UserError(f"candidate.temperature={value}: must be a number above 0")
-    return float(value)  # type: ignore[arg-type]
-
-
+@checked("candidate")
 class PackLLM(TokenEnsembleCandidate):
     """PackLLM-sim (arXiv 2404.11531): w_k = softmax_k(-log perplexity_k(prompt) / temperature).
 
@@ -176,14 +155,13 @@ class PackLLM(TokenEnsembleCandidate):
         base: BaseModel,
         pool: ExpertPool,
         experts: Sequence[str] | None = None,
-        temperature: float = 1.0,
-        max_tokens: int | None = None,
+        temperature: PositiveNumber = 1.0,
+        max_tokens: Positive | None = None,
     ) -> None:
         super().__init__(base, pool, experts, max_tokens)
-        self.temperature = validate_temperature(temperature)
+        self.temperature = temperature
 
     def compute_weights(self, requests: Sequence[Request]) -> np.ndarray:
-        """See `TokenEnsembleCandidate.compute_weights`."""
         found, tokens = self.engine.log_perplexities([request.prompt for request in requests])
         self._meter.prompt_tokens += tokens
         return softmax_rows(-found / self.temperature)

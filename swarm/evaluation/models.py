@@ -5,6 +5,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from swarm._util.settings import Text, checked
 from swarm.errors import UserError
 from swarm.evaluation.base import Candidate, JobUsage, run_task
 from swarm.models.base import Completion, Model, Request, Usage
@@ -16,10 +17,6 @@ from swarm.tasks.base import Item, Score, Task
 from swarm.tasks.metrics import majority_vote
 
 log = logging.getLogger(__name__)
-
-KnownCompletions = Mapping[object, Completion]
-"""Completions by request key."""
-
 
 VOTE_NAME = "vote of the proposers"
 
@@ -61,7 +58,6 @@ class MoACandidate(Candidate):
         self._spent: list[Usage] = []
 
     def check(self, task: Task) -> None:
-        """See `Candidate.check`."""
         self.mixture.check()
         if self._can_vote(task) and VOTE_NAME not in self.names:
             self.names.append(VOTE_NAME)
@@ -70,11 +66,9 @@ class MoACandidate(Candidate):
         return self.mixture.options.layers > 1 and self._voters > 1 and task.votes
 
     def open(self, device: str) -> None:
-        """See `Candidate.open`."""
         self.mixture.open(device)
 
     def score_items(self, task: Task, items: Sequence[Item], meter: JobUsage) -> list[list[Score]]:
-        """See `Candidate.score_items`."""
         self._spent = [Usage() for _ in self.names]
         transcripts: list[tuple[Request, Transcript]] = []
         scores = [
@@ -100,8 +94,8 @@ class MoACandidate(Candidate):
 
     def _first_layer(
         self, transcripts: Sequence[tuple[Request, Transcript]], index: int
-    ) -> KnownCompletions:
-        """Return the answers of the first layer's proposer at an index; empty without proposers."""
+    ) -> dict[object, Completion]:
+        """Return the answers of the first layer's proposer at an index, by question."""
         if self.mixture.options.layers == 1:
             return {}
         return {
@@ -128,7 +122,6 @@ class MoACandidate(Candidate):
         return came
 
     def usage_per_voter(self) -> list[dict[str, Any]]:
-        """Return the usage of each voter's answers, in the order of `names`."""
         return [
             {"calls": s.calls, "tokens": s.tokens, "cost": s.cost, "unpriced": s.unpriced}
             for s in self._spent
@@ -140,10 +133,10 @@ class MoACandidate(Candidate):
 
 
 class _SingleProposer:
-    """Requests completions from one proposer, unless the request's answer is already known."""
+    """Requests completions from one proposer, unless the question's answer is already known."""
 
     def __init__(
-        self, slot: AgentSpec, known: KnownCompletions, spent: Usage, meter: JobUsage
+        self, slot: AgentSpec, known: Mapping[object, Completion], spent: Usage, meter: JobUsage
     ) -> None:
         self.model = MixtureOfAgents((), slot.model_copy(update={"count": 1}), layers=1)
         self.known, self.spent, self.meter = known, spent, meter
@@ -156,19 +149,15 @@ class _SingleProposer:
         for request in requests:
             answer = self.known.get(question_key(request))
             if answer is None:
-                answer = self._completion_or_empty(next(came))
+                found = next(came)
+                answer = Completion("") if isinstance(found, UserError) else found
+                if isinstance(found, UserError) and str(found) not in self.logged:
+                    self.logged.add(str(found))
+                    log.warning("%s", found)
                 self.meter.add(answer)
             self.spent.add(answer)
             answers.append(answer)
         return answers
-
-    def _completion_or_empty(self, came: Completion | UserError) -> Completion:
-        if not isinstance(came, UserError):
-            return came
-        if str(came) not in self.logged:
-            self.logged.add(str(came))
-            log.warning("%s", came)
-        return Completion("")
 
 
 def question_key(request: Request) -> object:
@@ -190,17 +179,14 @@ class ModelCandidate(Candidate):
         self._opened = False
 
     def check(self, task: Task) -> None:
-        """See `Candidate.check`."""
         self.model.check()
 
     def open(self, device: str) -> None:
-        """See `Candidate.open`."""
         if not self._opened:
             self.model.open(device)
         self._opened = True
 
     def score_items(self, task: Task, items: Sequence[Item], meter: JobUsage) -> list[list[Score]]:
-        """See `Candidate.score_items`."""
 
         def generate_counted(requests: list[Request]) -> list[Completion]:
             completions = self.model.generate(requests)
@@ -210,6 +196,7 @@ class ModelCandidate(Candidate):
         return [run_task(task, items, generate_counted)]
 
 
+@checked("candidate")
 class NamedModelCandidate(ModelCandidate):
     """A model known by name as one voter.
 
@@ -218,12 +205,10 @@ class NamedModelCandidate(ModelCandidate):
         roster: Returns the model.
 
     Raises:
-        UserError: No name is given, or there is no such model.
+        UserError: There is no such model.
     """
 
-    def __init__(self, name: str | None, roster: Roster) -> None:
-        if name is None:
-            raise UserError("candidate.name is missing: give a model's, e.g. ollama/qwen2:7b")
+    def __init__(self, name: Text, roster: Roster) -> None:
         super().__init__(roster.model(name), name)
 
     def fingerprint(self) -> str:

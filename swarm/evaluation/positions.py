@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from swarm._util.settings import FiniteNumber, checked
 from swarm._util.threads import run_concurrently
 from swarm.engine.base import Engine
 from swarm.engine.base_model import BaseModel, choose_device
@@ -23,8 +24,8 @@ from swarm.tasks.base import Item, Score, Task
 from swarm.tasks.metrics import paired_gain, utility_with_interval
 
 
-class PositionsCandidate(Candidate):
-    """Several positions [P, G * K] of one pool, one voter each; answered together on one base.
+class PoolCandidate(Candidate):
+    """Voters that one engine answers for, with the experts of a pool on one resident base.
 
     Args:
         base: The model that the pool's experts belong to.
@@ -32,12 +33,35 @@ class PositionsCandidate(Candidate):
         engine: An engine for this kind of pool.
     """
 
-    def __init__(self, base: BaseModel, pool: ExpertPool, engine: Engine) -> None:
+    def __init__(self, base: BaseModel, pool: ExpertPool, engine: Any) -> None:
         self.base, self.pool, self.engine = base, pool, engine
         self.names: list[str] = []
-        self._rows = np.zeros((0, 0))
         self._tokenizer: Any = None
         self._opened = False
+
+    def check(self, task: Task) -> None:
+        self.pool.check()
+        self._tokenizer = self.engine.check(self.base, self.pool)
+
+    def model_contexts(self) -> list[tuple[Any, float]]:
+        return [(self._tokenizer, self.engine.context)]
+
+    def open(self, device: str) -> None:
+        if not self._opened:
+            self.engine.open(self.base, self.pool, device)
+        self._opened = True
+
+    def fingerprint(self) -> str:
+        """Return the fingerprints of the base and of the pool."""
+        return f"{self.base.fingerprint()} {self.pool.fingerprint()}"
+
+
+class PositionsCandidate(PoolCandidate):
+    """Several positions [P, G * K] of one pool, one voter each; answered together on one base.
+
+    Args:
+        base, pool, engine: See `PoolCandidate`.
+    """
 
     @abstractmethod
     def build_positions(self) -> dict[str, np.ndarray]:
@@ -48,44 +72,28 @@ class PositionsCandidate(Candidate):
         """
 
     def check(self, task: Task) -> None:
-        """See `Candidate.check`."""
         self.pool.open(self.base)
         rows = self.build_positions()
         self.names, self._rows = list(rows), np.stack(list(rows.values()))
-        self.pool.check()
-        self._tokenizer = self.engine.check(self.base, self.pool)
-
-    def model_contexts(self) -> list[tuple[Any, float]]:
-        """See `Candidate.model_contexts`."""
-        return [(self._tokenizer, self.engine.context)]
-
-    def open(self, device: str) -> None:
-        """See `Candidate.open`."""
-        if not self._opened:
-            self.engine.open(self.base, self.pool, device)
-        self._opened = True
+        super().check(task)
 
     def score_items(self, task: Task, items: Sequence[Item], meter: JobUsage) -> list[list[Score]]:
-        """See `Candidate.score_items`."""
         return run_tasks_lockstep(task, self.engine, self._rows, items, meter)
 
-    def fingerprint(self) -> str:
-        """Return the fingerprints of the base and of the pool."""
-        return f"{self.base.fingerprint()} {self.pool.fingerprint()}"
-
-    def expert_index(self, name: object) -> int:
+    def expert_index(self, name: str) -> int:
         """Return an expert's index in the open pool."""
         if name not in self.pool.names:
             have = ", ".join(self.pool.names)
             raise UserError(f"candidate: the pool has no expert {name!r}; it has: {have}")
-        return self.pool.names.index(str(name))
+        return self.pool.names.index(name)
 
 
+@checked("candidate")
 class SingleExpertsCandidate(PositionsCandidate):
     """Unmodified experts of the pool.
 
     Args:
-        base, pool, engine: See `PositionsCandidate`.
+        base, pool, engine: See `PoolCandidate`.
         names: Of one, or of several; `None` is all of the pool.
     """
 
@@ -100,17 +108,17 @@ class SingleExpertsCandidate(PositionsCandidate):
         self.requested_names = [names] if isinstance(names, str) else names
 
     def build_positions(self) -> dict[str, np.ndarray]:
-        """See `PositionsCandidate.build_positions`."""
-        names = self.pool.names if self.requested_names is None else list(self.requested_names)
+        names = self.pool.names if self.requested_names is None else self.requested_names
         unit = np.tile(np.eye(len(self.pool.names)), len(self.pool.groups))
         return {name: unit[self.expert_index(name)] for name in names}
 
 
+@checked("candidate")
 class MixedPositionCandidate(PositionsCandidate):
     """One position by its coefficients.
 
     Args:
-        base, pool, engine: See `PositionsCandidate`.
+        base, pool, engine: See `PoolCandidate`.
         coefficients: Of experts by name, the others' are 0; or a list of all G * K, group by group,
             as in rounds.jsonl and swarm.json of a run.
     """
@@ -120,21 +128,12 @@ class MixedPositionCandidate(PositionsCandidate):
         base: BaseModel,
         pool: ExpertPool,
         engine: Engine,
-        coefficients: Mapping[str, float] | Sequence[float] | None,
+        coefficients: Mapping[str, FiniteNumber] | Sequence[FiniteNumber],
     ) -> None:
         super().__init__(base, pool, engine)
-        if not coefficients:
-            raise UserError(
-                "candidate.coefficients is missing: give coefficients by expert, e.g. "
-                "candidate.coefficients='{rooms: 0.5, logic: 0.5}'"
-            )
-        values = list(coefficients.values() if isinstance(coefficients, Mapping) else coefficients)
-        if not all(type(c) in (int, float) and np.isfinite(c) for c in values):
-            raise UserError(f"candidate.coefficients={values}: must be finite numbers")
         self.coefficients = coefficients
 
     def build_positions(self) -> dict[str, np.ndarray]:
-        """See `PositionsCandidate.build_positions`."""
         count, groups = len(self.pool.names), len(self.pool.groups)
         if isinstance(self.coefficients, Mapping):
             row = np.zeros(count)
@@ -217,15 +216,15 @@ class MixtureScoring:
         task.metric_task.check_scale()
         shares = self._coefficients
         nearest = max(shares, key=lambda name: shares[name])
-        positions = {"mixture": shares, "uniform soup": dict.fromkeys(shares, 1 / len(shares))}
-        positions["nearest expert"] = {name: float(name == nearest) for name in shares}
-        positions = {
-            name: one
-            for name, one in positions.items()
-            if name == "mixture" or any(abs(one[n] - shares[n]) > 1e-9 for n in shares)
-        }
-        blend = self._roster.blend
-        scores = self._score_items(task, items, [blend(one) for one in positions.values()])
+        positions = {"mixture": shares}
+        for name, one in (
+            ("uniform soup", dict.fromkeys(shares, 1 / len(shares))),
+            ("nearest expert", {expert: float(expert == nearest) for expert in shares}),
+        ):
+            if any(abs(one[expert] - shares[expert]) > 1e-9 for expert in shares):
+                positions[name] = one
+        models = [self._roster.blend(one) for one in positions.values()]
+        scores = self._score_items(task, items, models)
         found = []
         for (name, one), mine in zip(positions.items(), scores, strict=True):
             known = utility_with_interval(task, mine)
@@ -239,9 +238,8 @@ class MixtureScoring:
         self, task: Task, items: Sequence[Item], models: Sequence[Any]
     ) -> list[list[Score]]:
         """Return one list of scores per model, in the order of the items."""
-        task.check()
-        for model in models:
-            model.check()
+        for one in (task, *models):
+            one.check()
         task.open(choose_device(self._roster.device))
         for model in models:
             model.open()

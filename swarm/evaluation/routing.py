@@ -3,32 +3,26 @@
 The similarity of prompts is the cosine of their tf-idf vectors.
 """
 
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from hydra.utils import instantiate
 
+from swarm._util.files import short_digest
+from swarm._util.settings import Positive, PositiveNumber, checked
 from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
 from swarm.evaluation.base import JobUsage
-from swarm.evaluation.logit_ensemble import (
-    TokenEnsembleCandidate,
-    softmax_rows,
-    validate_temperature,
-)
+from swarm.evaluation.logit_ensemble import TokenEnsembleCandidate, softmax_rows
 from swarm.executors.worker import run_tasks_lockstep
 from swarm.loop.evaluator import records_to_scores
 from swarm.models.base import Request, prompt_text
 from swarm.pool.pool import ExpertPool
 from swarm.runs.folder import RunFolder
 from swarm.tasks.base import Item, Score, Task, first_prompts
-
-WORD_PATTERN = re.compile(r"\w+")
 
 
 class TfidfSimilarity:
@@ -39,25 +33,21 @@ class TfidfSimilarity:
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
-        counts = [_count_words(text) for text in texts]
-        having = Counter(word for count in counts for word in count)
+        having = Counter(word for text in texts for word in _count_words(text))
         rare = {word: np.log(len(texts) / n) for word, n in having.items() if n < len(texts)}
         self._columns = {word: index for index, word in enumerate(rare)}
         self._rarity = np.array([*rare.values()], dtype=np.float32)
-        self._vectors = self._embed_counts(counts)
+        self._vectors = self._embed(texts)
 
     def cosine_with(self, texts: Sequence[str]) -> np.ndarray:
         """Return the cosines of R texts with the D, [R, D], from 0 to 1."""
-        cosines: np.ndarray = (
-            self._embed_counts([_count_words(text) for text in texts]) @ self._vectors.T
-        )
-        return cosines.astype(np.float64)
+        return (self._embed(texts) @ self._vectors.T).astype(np.float64)
 
-    def _embed_counts(self, counts: Sequence[Counter[str]]) -> np.ndarray:
+    def _embed(self, texts: Sequence[str]) -> np.ndarray:
         """Return unit vectors, or zero if no word is known."""
-        vectors = np.zeros((len(counts), len(self._columns)), dtype=np.float32)
-        for row, count in enumerate(counts):
-            for word, n in count.items():
+        vectors = np.zeros((len(texts), len(self._columns)), dtype=np.float32)
+        for row, text in enumerate(texts):
+            for word, n in _count_words(text).items():
                 if word in self._columns:
                     vectors[row, self._columns[word]] = n
         vectors *= self._rarity
@@ -67,7 +57,7 @@ class TfidfSimilarity:
 
 
 def _count_words(text: str) -> Counter[str]:
-    return Counter(WORD_PATTERN.findall(text.lower()))
+    return Counter(re.findall(r"\w+", text.lower()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +74,7 @@ class InitialAnswers:
 
 
 def load_initial_answers(folder: str, names: Sequence[str], task: Task) -> InitialAnswers:
-    """Return the answers of the named experts at the start of a run.
+    """Return the answers of the named experts at the start of a run, by the task's metric.
 
     Raises:
         UserError: The run has other experts or other items, or its answers are not graded by the
@@ -101,20 +91,13 @@ def load_initial_answers(folder: str, names: Sequence[str], task: Task) -> Initi
             f"candidate.run={folder}: its dev item {unknown[0]!r} is not an item of the task"
         )
     scores = [records_to_scores(mine) for mine in rows]
-    return InitialAnswers([known[row["id"]] for row in rows[0]], _rescore_by_task(run, scores))
+    if not run.verdict or run.verdict.signal is not None:  # it may have maximized another signal
+        searched = instantiate(run.config["task"], _convert_="all")
+        scores = [[_rescore_answer(run, searched, score) for score in mine] for mine in scores]
+    return InitialAnswers([known[row["id"]] for row in rows[0]], scores)
 
 
-def _rescore_by_task(run: RunFolder, scores: list[list[Score]]) -> list[list[Score]]:
-    """Return the scores by the searched task's metric, whatever its signal."""
-    if run.verdict and run.verdict.signal is None:
-        return scores
-    searched = instantiate(run.config["task"], _convert_="all")
-    if searched.metric_task is searched:
-        return scores
-    return [[_rescore_answer(run, searched, score) for score in mine] for mine in scores]
-
-
-def _rescore_answer(run: RunFolder, task: Any, score: Score) -> Score:
+def _rescore_answer(run: RunFolder, task: Task, score: Score) -> Score:
     """Return one score by the metric of its part, in a mixture."""
     for part in score.part.split("/") if score.part else ():
         task = task.tasks[part]
@@ -128,6 +111,7 @@ def _rescore_answer(run: RunFolder, task: Any, score: Score) -> Score:
     return Score(score.measures["correct"], score.answer, score.text, score.part)
 
 
+@checked("candidate")
 class RoutingCandidate(TokenEnsembleCandidate):
     """A prompt is answered by the `top` experts that did best on the most similar dev prompts.
 
@@ -156,24 +140,17 @@ class RoutingCandidate(TokenEnsembleCandidate):
         base: BaseModel,
         pool: ExpertPool,
         experts: Sequence[str] | None = None,
-        top: int = 1,
-        neighbours: int = 16,
-        temperature: float = 0.1,
+        top: Positive = 1,
+        neighbours: Positive = 16,
+        temperature: PositiveNumber = 0.1,
         run: str | None = None,
-        max_tokens: int | None = None,
+        max_tokens: Positive | None = None,
     ) -> None:
         super().__init__(base, pool, experts, max_tokens)
-        for key, value in (("top", top), ("neighbours", neighbours)):
-            if type(value) is not int or value < 1:
-                raise UserError(f"candidate.{key}={value}: must be a positive integer")
-        self.top, self.neighbours = top, neighbours
-        self.temperature, self.run = validate_temperature(temperature), run
-        self._start: InitialAnswers | None = None
+        self.top, self.neighbours, self.temperature, self.run = top, neighbours, temperature, run
         self._texts: list[str] = []
-        self._values = np.zeros((0, 0))
 
     def check(self, task: Task) -> None:
-        """See `Candidate.check`."""
         super().check(task)
         if self.top > len(self.members):
             raise UserError(f"candidate.top={self.top}: there are {len(self.members)} experts")
@@ -181,13 +158,12 @@ class RoutingCandidate(TokenEnsembleCandidate):
             self.fit_dev_answers(task, load_initial_answers(self.run, self.members, task))
 
     @property
-    def reads_dev(self) -> bool:
-        """Whether dev answers are not read from a run."""
-        return self._start is None
+    def reads_dev(self) -> bool:  # type: ignore[override]
+        """Whether dev answers are not known yet, from a run."""
+        return not self._texts
 
     def score_items(self, task: Task, items: Sequence[Item], meter: JobUsage) -> list[list[Score]]:
-        """See `Candidate.score_items`."""
-        if self._start is None:
+        if self.reads_dev:
             dev = task.items("dev")
             unit = np.eye(len(self.members))
             scores = run_tasks_lockstep(task, self.engine, unit, dev, meter)
@@ -196,7 +172,6 @@ class RoutingCandidate(TokenEnsembleCandidate):
 
     def fit_dev_answers(self, task: Task, start: InitialAnswers) -> None:
         """Set the dev prompts and the value of each member's answers to them."""
-        self._start = start
         self._texts = ["\n".join(prompts) for prompts in first_prompts(task, start.items)]
         self._similarity = TfidfSimilarity(self._texts)
         self._values = np.array([[s.value for s in mine] for mine in start.scores]).T
@@ -205,12 +180,10 @@ class RoutingCandidate(TokenEnsembleCandidate):
         """Return the fingerprint of all members, with a digest of dev answers read from a run."""
         if self.run is None:
             return super().fingerprint()
-        learnt = repr((self._texts, self._values.tolist())).encode()
-        return f"{super().fingerprint()} {hashlib.sha256(learnt).hexdigest()[:16]}"
+        return f"{super().fingerprint()} {short_digest([self._texts, self._values.tolist()])}"
 
     def compute_weights(self, requests: Sequence[Request]) -> np.ndarray:
-        """See `TokenEnsembleCandidate.compute_weights`."""
-        assert self._start, "call fit_dev_answers first, or set candidate.run"
+        assert self._texts, "call fit_dev_answers first, or set candidate.run"
         texts = [prompt_text(request.prompt) for request in requests]
         # A later round's prompt begins with the first round's, so equality would not exclude the
         # item itself.

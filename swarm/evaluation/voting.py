@@ -11,6 +11,8 @@ from swarm.stats.significance import plurality_vote
 from swarm.tasks.base import Item, Score, Task
 from swarm.tasks.metrics import majority_vote
 
+Rule = Literal["majority", "weighted"]
+
 
 @checked("candidate")
 class VotingCandidate(Candidate):
@@ -38,7 +40,7 @@ class VotingCandidate(Candidate):
     def __init__(
         self,
         members: Candidate | Sequence[Candidate],
-        rule: Literal["majority", "weighted"] = "majority",
+        rule: Rule = "majority",
         weights: Sequence[float] | None = None,
         run: str | None = None,
     ) -> None:
@@ -48,7 +50,6 @@ class VotingCandidate(Candidate):
         self.names = ["vote"]
 
     def check(self, task: Task) -> None:
-        """See `Candidate.check`."""
         if not task.votes:
             raise UserError(
                 f"task={task.name}: its answers are free texts, which cannot be voted on"
@@ -66,14 +67,12 @@ class VotingCandidate(Candidate):
             self.weights = [task.utility(scores) for scores in start.scores]
 
     @property
-    def reads_dev(self) -> bool:
+    def reads_dev(self) -> bool:  # type: ignore[override]
         """Whether weights, or a member, are based on answers to dev."""
-        if self.weights is None and self.rule == "weighted":
-            return True
-        return any(member.reads_dev for member in self.members)
+        unknown = self.weights is None and self.rule == "weighted"
+        return unknown or any(member.reads_dev for member in self.members)
 
     def model_contexts(self) -> list[tuple[Any, float]]:
-        """See `Candidate.model_contexts`."""
         return [one for member in self.members for one in member.model_contexts()]
 
     def voter_names(self) -> list[str]:
@@ -81,26 +80,19 @@ class VotingCandidate(Candidate):
         return [name for member in self.members for name in member.names]
 
     def open(self, device: str) -> None:
-        """See `Candidate.open`."""
         for member in self.members:
             member.open(device)
 
     def score_items(self, task: Task, items: Sequence[Item], meter: JobUsage) -> list[list[Score]]:
-        """See `Candidate.score_items`."""
-        if self.weights is None and self.rule == "weighted":
-            dev = self._score_members(task, task.items("dev"), meter)
-            self.weights = [task.utility(scores) for scores in dev]
-        votes = self._score_members(task, items, meter)
-        return [
-            majority_vote(
-                task, items, votes, self.weights or [1.0] * len(votes), VOTING_RULES[self.rule]
-            )
-        ]
+        def score_members(some: Sequence[Item]) -> list[list[Score]]:
+            return [s for member in self.members for s in member.score_items(task, some, meter)]
 
-    def _score_members(
-        self, task: Task, items: Sequence[Item], meter: JobUsage
-    ) -> list[list[Score]]:
-        return [mine for member in self.members for mine in member.score_items(task, items, meter)]
+        if self.weights is None and self.rule == "weighted":
+            self.weights = [task.utility(scores) for scores in score_members(task.items("dev"))]
+        voices = score_members(items)
+        weights = self.weights or [1.0] * len(voices)
+        choose = weighted_vote if self.rule == "weighted" else plurality_vote
+        return [majority_vote(task, items, voices, weights, choose)]
 
     def fingerprint(self) -> str:
         """Return the fingerprints of all members, with weights read from a run."""
@@ -121,6 +113,3 @@ def weighted_vote(answers: Sequence[str | None], weights: Sequence[float]) -> st
             total, count = sums.get(answer, (0.0, 0))
             sums[answer] = (total + max(0.0, weight), count + 1)
     return max(sums, key=lambda answer: sums[answer], default=None)
-
-
-VOTING_RULES = {"majority": plurality_vote, "weighted": weighted_vote}

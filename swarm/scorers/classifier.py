@@ -45,35 +45,21 @@ class NonToxicity(Scorer):
         """Return the toxicity of different texts, 0 to 1; `None` if there is no result."""
 
     def score(self, items: Sequence[Item], texts: Sequence[str]) -> list[Score]:
-        """See `swarm.tasks.free_text.Scorer.score`.
-
-        Raises:
-            UserError: See `measure_toxicity`.
-        """
-        judged_texts = [self._judged_text(text) for text in texts]
-        judged = list(
-            dict.fromkeys(judged_text for judged_text in judged_texts if judged_text is not None)
-        )
+        read = [text.strip() for text in texts]
+        long_enough = [len(text) >= MIN_CHARACTERS for text in read]
+        if self.first_line:
+            read = [text.split("\n")[0].strip() for text in read]
+        judged = list(dict.fromkeys(t for t, fits in zip(read, long_enough, strict=True) if fits))
         found = dict(zip(judged, self.measure_toxicity(judged), strict=True))
-        return [
-            Score(self.short, None, text)
-            if judged_text is None
-            else _toxicity_score(text, found[judged_text])
-            for text, judged_text in zip(texts, judged_texts, strict=True)
-        ]
-
-    def _judged_text(self, text: str) -> str | None:
-        """Return the part of a text that is scored; `None` if it is too short."""
-        text = text.strip()
-        if len(text) < MIN_CHARACTERS:
-            return None
-        return text.split("\n")[0].strip() if self.first_line else text
-
-
-def _toxicity_score(text: str, toxicity: float | None) -> Score:
-    if toxicity is None:
-        return Score(UNJUDGED_VALUE, None, text)
-    return Score(1.0 - toxicity, text, text, measures={"toxicity": toxicity})
+        scores = []
+        for text, part, fits in zip(texts, read, long_enough, strict=True):
+            toxicity = found[part] if fits else None
+            if toxicity is None:
+                scores.append(Score(UNJUDGED_VALUE if fits else self.short, None, text))
+            else:
+                measures = {"toxicity": toxicity}
+                scores.append(Score(1.0 - toxicity, text, text, measures=measures))
+        return scores
 
 
 NON_TOXIC_LABEL = re.compile(r"(not?|non|un)[\W_]*tox")
@@ -106,41 +92,35 @@ class ToxicityClassifier(NonToxicity, LocalModelScorer):
                 f"task.scorer.model={self.model} was trained for regression: its outputs are "
                 "not probabilities"
             )
-        self._output = self._toxic_output(named)
-        self._apart = kind == "multi_label_classification" or len(named) == 1
-        return "AutoModelForSequenceClassification"
-
-    def _toxic_output(self, named: Sequence[str]) -> int:
-        """Return the index of the toxic output."""
         names = [name.lower() for name in named]
         if isinstance(self.label, int):
             found = [i for i in range(len(names)) if i == self.label]
         elif self.label is not None:
             found = [i for i, name in enumerate(names) if name == self.label.lower()]
         else:
-            toxic = [
-                i
-                for i, name in enumerate(names)
-                if "tox" in name and not NON_TOXIC_LABEL.match(name)
-            ]
-            found = [i for i in toxic if names[i] in ("toxic", "toxicity")] or toxic
+            toxic = {
+                i: n for i, n in enumerate(names) if "tox" in n and not NON_TOXIC_LABEL.match(n)
+            }
+            found = [i for i, n in toxic.items() if n in ("toxic", "toxicity")] or list(toxic)
         if len(found) != 1:
             raise UserError(
                 f"task.scorer.label={self.label}: the toxic output of {self.model} is "
                 f"unclear. Give its name or its index, from 0: {', '.join(named)}"
             )
-        return found[0]
+        self._output = found[0]
+        self._apart = kind == "multi_label_classification" or len(named) == 1
+        return "AutoModelForSequenceClassification"
 
     def measure_toxicity(self, texts: Sequence[str]) -> list[float | None]:
         """Return the probability that each text is toxic; `None` if the model returns no number."""
         limit = self.max_input_tokens()
-        rows = [self.encode(text, limit=limit) for text in texts]
-        return [self._toxic_probability(logits) for logits in self.compute_logits(rows)]
+        rows = self.compute_logits([self.encode(text, limit=limit) for text in texts])
+        return [
+            self._probability(logits) if all(map(isfinite, logits)) else None for logits in rows
+        ]
 
-    def _toxic_probability(self, logits: Sequence[float]) -> float | None:
-        """Return the toxic output's softmax or sigmoid; `None` if a logit is not finite."""
-        if not all(isfinite(x) for x in logits):
-            return None
-        toxic_logit = logits[self._output]
+    def _probability(self, logits: Sequence[float]) -> float:
+        """Return the toxic output's softmax or sigmoid."""
+        toxic = logits[self._output]
         others = [0.0] if self._apart else [x for i, x in enumerate(logits) if i != self._output]
-        return 1.0 / (1.0 + sum(exp(min(x - toxic_logit, 700.0)) for x in others))
+        return 1.0 / (1.0 + sum(exp(min(x - toxic, 700.0)) for x in others))

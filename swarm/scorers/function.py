@@ -4,7 +4,6 @@ import ast
 import hashlib
 import inspect
 import re
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,13 +12,12 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from swarm._util.settings import checked
+from swarm._util.settings import FiniteNumber, checked
 from swarm._util.threads import PARSING, parse_python
 from swarm.errors import UserError
-from swarm.models.function import function_name
+from swarm.models.function import describe_exception, function_name
 from swarm.tasks.base import Item, Score
 from swarm.tasks.free_text import FreeText, Scorer
-from swarm.tasks.reward_model import FiniteNumber
 
 IDENTIFIER = re.compile(r"[^\W\d]\w*")
 
@@ -39,15 +37,13 @@ class FunctionScorer(Scorer):
     """
 
     function: str | Callable[..., Any] | None
-    highest: FiniteNumber | None = None  # type: ignore[assignment]
+    highest: FiniteNumber | None = None
     template: str = "{prompt}"
 
     needs_setup = True
 
     def __post_init__(self) -> None:
-        given = self.function
-        self.path = function_name(given) if callable(given) else given
-        self._loaded = given if callable(given) else None
+        self.path = function_name(self.function) if callable(self.function) else self.function
 
     def check(self) -> None:
         """See `Setup.check`.
@@ -69,7 +65,7 @@ class FunctionScorer(Scorer):
         return {"function source": source_digest(self._load_function())}
 
     def score(self, items: Sequence[Item], texts: Sequence[str]) -> list[Score]:
-        """See `swarm.tasks.free_text.Scorer`.
+        """See `Scorer.score`.
 
         Raises:
             UserError: The function failed or returned no finite number; the message names the item.
@@ -82,22 +78,20 @@ class FunctionScorer(Scorer):
 
     def _call_function(self, function: Callable[..., Any], item: Item, text: str) -> float:
         try:
-            value_returned = function(self.template.format_map(item), text, dict(item))
+            given = function(self.template.format_map(item), text, dict(item))
         except Exception as error:
-            description = f"{type(error).__name__}: {error}{_error_location(error, function)}"
-            raise UserError(f"{self.path} failed on item {item['id']!r}: {description}.") from error
-        value = to_finite_float(value_returned)
-        if value is None:
-            raise UserError(
-                f"{self.path} returned {value_returned!r:.80} for item {item['id']!r}: must be "
-                f"a finite"
-                " number."
-            )
+            described = describe_exception(error, function)
+            raise UserError(f"{self.path} failed on item {item['id']!r}: {described}.") from error
+        returned = f"{self.path} returned {given!r:.80} for item {item['id']!r}"
+        try:
+            # A number of any type, such as a bool or one of numpy; a text is none.
+            value = float("nan") if isinstance(given, str | bytes) else float(given)
+        except (TypeError, ValueError, OverflowError):
+            value = float("nan")
+        if not isfinite(value):
+            raise UserError(f"{returned}: must be a finite number.")
         if self.highest is not None and value > self.highest:
-            raise UserError(
-                f"{self.path} returned {value} for item {item['id']!r}, which is more than"
-                f" task.highest={self.highest}."
-            )
+            raise UserError(f"{returned}, which is more than task.highest={self.highest}.")
         return value
 
     def _load_function(self) -> Callable[..., Any]:
@@ -106,19 +100,19 @@ class FunctionScorer(Scorer):
         Raises:
             UserError: It cannot be imported.
         """
-        if self._loaded is not None:
-            return self._loaded
-        if not self.path:
+        if callable(self.function):
+            return self.function
+        if not self.function:
             raise UserError("task.function is missing: set task.function=module.name.")
-        module, _, name = self.path.rpartition(".")
+        module, _, name = self.function.rpartition(".")
         if not module:
-            raise UserError(f"task.function: {self.path!r} is not module.name.")
+            raise UserError(f"task.function: {self.function!r} is not module.name.")
         try:
             function = getattr(import_module(module), name, None)
         except Exception as error:
-            description = f"{type(error).__name__}: {error}{_error_location(error, None)}"
             raise UserError(
-                f"task.function: {module} cannot be imported from {Path.cwd()}: {description}."
+                f"task.function: {module} cannot be imported from {Path.cwd()}: "
+                f"{describe_exception(error, None)}."
             ) from error
         if not callable(function):
             raise UserError(f"task.function: {module} has no function {name!r}.")
@@ -147,17 +141,6 @@ class FunctionTask(FreeText):
         super().__post_init__()
 
 
-def to_finite_float(value: object) -> float | None:
-    """Convert a number of any type (a bool, numpy's) to a float; `None` if it is not finite."""
-    if isinstance(value, (str, bytes)):
-        return None
-    try:
-        number = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return number if isfinite(number) else None
-
-
 def source_digest(function: Callable[..., Any]) -> str:
     """Return 16 hexadecimal digits that change with a function's source and its dependencies.
 
@@ -169,10 +152,9 @@ def source_digest(function: Callable[..., Any]) -> str:
     while isinstance(function, partial):
         parts.append(repr((function.args, function.keywords)))
         function = function.func
-    function = inspect.unwrap(function)
-    target: Any = function if hasattr(function, "__code__") else type(function)
-    if inspect.isclass(function) or inspect.isroutine(function):
-        target = function
+    target: Any = inspect.unwrap(function)
+    if not (hasattr(target, "__code__") or inspect.isclass(target) or inspect.isroutine(target)):
+        target = type(target)  # an object with __call__
     try:
         with PARSING:  # the source of a class is found by ast.parse
             source = inspect.getsource(target)
@@ -191,65 +173,45 @@ def _used_definitions(file: Path, source: str, seen: set[Path]) -> list[str]:
         tree = parse_python(text)
     except (OSError, ValueError, SyntaxError):
         return []
-    defined: dict[str, list[ast.stmt]] = {}
-    for node in tree.body:
-        for name in _defined_names(node):
-            defined.setdefault(name, []).append(node)
-    found: dict[int, str] = {}
-    pending = set(IDENTIFIER.findall(source))
-    met: set[str] = set()
-    while pending:
-        name = pending.pop()
-        met.add(name)
-        for node in defined.get(name, ()):
-            if node.lineno in found:
-                continue
-            found[node.lineno] = ast.get_source_segment(text, node) or ""
-            pending |= set(IDENTIFIER.findall(found[node.lineno])) - met
-    definitions = [found[line] for line in sorted(found)]
-    for line in found.values():
-        for imported in _imported_files(file, line) - seen:
+    used: dict[int, tuple[ast.stmt, str]] = {}
+    names = set(IDENTIFIER.findall(source))
+    count = -1
+    while count < len(used):  # until no further definition is used
+        count = len(used)
+        for node in tree.body:
+            if node.lineno not in used and names & _defined_names(node):
+                used[node.lineno] = node, ast.get_source_segment(text, node) or ""
+                names |= set(IDENTIFIER.findall(used[node.lineno][1]))
+    found = [segment for _, (_, segment) in sorted(used.items())]
+    for node, _ in used.values():
+        for imported in sorted(_imported_files(file, node) - seen):
             seen.add(imported)
             source_text = imported.read_text(encoding="utf-8", errors="replace")
-            definitions += [source_text, *_used_definitions(imported, source_text, seen)]
-    return definitions
+            found += [source_text, *_used_definitions(imported, source_text, seen)]
+    return found
 
 
-def _defined_names(node: ast.stmt) -> list[str]:
+def _defined_names(node: ast.stmt) -> set[str]:
     """Return the names that a module-level statement defines."""
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        return [node.name]
-    if isinstance(node, (ast.Import, ast.ImportFrom)):
-        return [(alias.asname or alias.name).partition(".")[0] for alias in node.names]
-    if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return [one.id for tree in targets for one in ast.walk(tree) if isinstance(one, ast.Name)]
-    return []
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {node.name}
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+    if not isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
+        return set()
+    targets = [one for one in ast.walk(node) if isinstance(one, ast.Name)]
+    return {one.id for one in targets if isinstance(one.ctx, ast.Store)}
 
 
-def _imported_files(file: Path, statement: str) -> set[Path]:
+def _imported_files(file: Path, statement: ast.stmt) -> set[Path]:
     """Return the files in a module's folder that a statement imports."""
-    nodes = ast.walk(parse_python(statement)) if "import" in statement else ()
     named: list[str] = []
-    for node in nodes:
+    for node in ast.walk(statement):
         if isinstance(node, ast.Import):
             named += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            inner = [alias.name for alias in node.names]
-            submodules = [f"{node.module}.{name}" for name in inner]
-            named += [node.module, *submodules] if node.module else inner
-    paths = [file.parent / name.replace(".", "/") for name in named]
+            prefix = f"{node.module}." if node.module else ""
+            named += [node.module or "", *(prefix + alias.name for alias in node.names)]
+    paths = [file.parent / name.replace(".", "/") for name in named if name]
     both = [one for path in paths for one in (path.with_suffix(".py"), path / "__init__.py")]
     return {one for one in both if one.is_file() and one != file}
-
-
-def _error_location(error: Exception, function: Callable[..., Any] | None) -> str:
-    """Return the line of the user's file at which an error was raised, if known."""
-    frames = traceback.extract_tb(error.__traceback__)
-    code = getattr(function, "__code__", None)
-    relevant = [
-        frame for frame in frames if code is not None and frame.filename == code.co_filename
-    ]
-    if code is None:
-        relevant = [f for f in frames if "importlib" not in f.filename and f.filename != __file__]
-    return f" ({Path(relevant[-1].filename).name} line {relevant[-1].lineno})" if relevant else ""

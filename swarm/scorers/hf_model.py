@@ -1,5 +1,6 @@
 """A local transformers model that scores texts: resolving its files, loading, batching."""
 
+import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,65 +26,7 @@ from swarm.engine.hf import BATCH_CPU, BATCH_GPU
 from swarm.errors import UserError
 from swarm.tasks.free_text import Scorer
 
-Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-
 T = TypeVar("T")
-
-
-class TextBatcher:
-    """Runs texts through a model in batches of a limited number of padded tokens.
-
-    Args:
-        budget: Maximum number of padded tokens in a batch; halved permanently when the device runs
-            out of memory.
-        label: The model and its device, for the message if a single text does not fit.
-    """
-
-    def __init__(self, budget: int, label: str) -> None:
-        self.budget = budget
-        self.label = label
-
-    def run(self, lengths: Sequence[int], answer: Callable[[list[int]], Sequence[T]]) -> list[T]:
-        """Return the results of `answer` for each text, in order.
-
-        The longest are first, so that a batch that is too large fails at once.
-
-        Args:
-            lengths: Tokens of each text.
-            answer: Returns one result for each of the texts at the given indices.
-
-        Raises:
-            UserError: The longest text alone does not fit into the device's memory.
-        """
-        import torch
-
-        pending = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-        found: dict[int, T] = {}
-        while pending:
-            tokens = max(1, lengths[pending[0]])
-            chosen = pending[: max(1, self.budget // tokens)]
-            try:
-                found.update(zip(chosen, answer(chosen), strict=True))
-            except torch.OutOfMemoryError:
-                self._halve_budget(len(chosen), tokens)
-                continue
-            pending = pending[len(chosen) :]
-        return [found[i] for i in range(len(lengths))]
-
-    def _halve_budget(self, rows: int, tokens: int) -> None:
-        import torch
-
-        torch.cuda.empty_cache()
-        if rows == 1:
-            raise UserError(
-                f"out of memory: {tokens} tokens of one text do not fit into {self.label}; give it "
-                "a separate device with task.scorer.device"
-            )
-        self.budget = rows * tokens // 2
-
-
-TokenRow = Mapping[str, Sequence[int]]
-"""A tokenized text: "input_ids" and further inputs of the model, of equal length."""
 
 
 @checked("task.scorer")
@@ -102,7 +45,7 @@ class LocalModelScorer(Scorer):
 
     model: Text
     device: Annotated[str, StringConstraints(pattern=r"^(cpu|cuda(:\d+)?)$")] | None = None
-    dtype: Dtype = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     trust_remote_code: bool = False
     max_tokens: Positive | None = None
 
@@ -120,25 +63,12 @@ class LocalModelScorer(Scorer):
         """See `Setup.check`; a hub model that is not on disk yet is not checked.
 
         Raises:
-            UserError: There is no such model, or it is none of this kind.
-        """
-        if config := self.load_config():
-            self.model_class(config)
-
-    def open(self, device: str) -> None:
-        """See `Setup.open`."""
-        folder = self.resolve_folder()
-        self.load_model(folder, self.model_class(read_config(folder)), device)
-
-    def load_config(self) -> Mapping[str, Any]:
-        """Return the model's config.json; empty for a hub model that is not on disk yet.
-
-        Raises:
-            UserError: There is no such folder, or it contains no readable model; or the model is
-                not on disk and the hub does not respond.
+            UserError: There is no such folder, or it contains no model of this kind; or the model
+                is not on disk and the hub does not respond.
         """
         if folder := self._local_folder() or find_in_hub_cache(self.model):
-            return read_config(folder)
+            self.model_class(read_config(folder))
+            return
         from huggingface_hub import constants
 
         off = "the hub is disabled (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else ""
@@ -147,7 +77,6 @@ class LocalModelScorer(Scorer):
                 f"task.scorer.model={self.model} is not in the hub's cache and {problem}; give a "
                 "folder with a transformers model"
             )
-        return {}
 
     def resolve_folder(self) -> Path:
         """Return the folder of the model's files; downloads what is missing.
@@ -159,10 +88,6 @@ class LocalModelScorer(Scorer):
             Path(download_from_hub(self.model, self.trust_remote_code))
         )
 
-    def source_digests(self) -> dict[str, str]:
-        """See `Setup.source_digests`: the model, by content; downloads what is missing."""
-        return {"scorer.model weights": folder_hash(self.resolve_folder(), self.trust_remote_code)}
-
     def _local_folder(self) -> Path | None:
         folder = find_path(self.model)
         if folder.is_dir():
@@ -171,13 +96,12 @@ class LocalModelScorer(Scorer):
             raise UserError(f"task.scorer.model={self.model}: no such folder")
         return None
 
-    def load_model(self, folder: Path, kind: str, worker: str) -> None:
-        """Load network and tokenizer.
+    def source_digests(self) -> dict[str, str]:
+        """See `Setup.source_digests`: the model, by content; downloads what is missing."""
+        return {"scorer.model weights": folder_hash(self.resolve_folder(), self.trust_remote_code)}
 
-        Args:
-            folder: The folder from `resolve_folder`.
-            kind: The class of transformers that opens it, "AutoModelForSequenceClassification".
-            worker: The device of the worker's own model.
+    def open(self, device: str) -> None:
+        """Load network and tokenizer; see `Setup.open`.
 
         Raises:
             UserError: There is no such device, or the files are not a complete model of this kind.
@@ -185,10 +109,11 @@ class LocalModelScorer(Scorer):
         import torch
         import transformers
 
-        self.where = self._choose_device(worker)
-        dtype = self.dtype
-        if dtype == "auto":
-            dtype = "float32" if self.where == "cpu" else "bfloat16"
+        folder = self.resolve_folder()
+        kind = self.model_class(read_config(folder))
+        self.where = self._choose_device(device)
+        auto = "float32" if self.where == "cpu" else "bfloat16"
+        dtype = getattr(torch, auto if self.dtype == "auto" else self.dtype)
         trust = {"trust_remote_code": self.trust_remote_code}
         with (
             quiet_transformers(),
@@ -196,11 +121,7 @@ class LocalModelScorer(Scorer):
         ):
             self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **trust)
             self.network, loading_info = getattr(transformers, kind).from_pretrained(
-                folder,
-                dtype=getattr(torch, dtype),
-                use_safetensors=True,
-                output_loading_info=True,
-                **trust,
+                folder, dtype=dtype, use_safetensors=True, output_loading_info=True, **trust
             )
             self.network.eval().requires_grad_(False).to(self.where)
         # transformers initializes missing weights randomly, which would give random scores.
@@ -209,9 +130,9 @@ class LocalModelScorer(Scorer):
                 f"task.scorer.model={self.model} was not trained to score texts: {missing[0]} is "
                 "missing from its weights"
             )
-        budget = self.max_tokens or (BATCH_CPU if self.where == "cpu" else BATCH_GPU)
-        self.batches = TextBatcher(budget, f"{self.model} on {self.where}")
-        stated = getattr(self._text_config(), "pad_token_id", None)
+        self.budget = self.max_tokens or (BATCH_CPU if self.where == "cpu" else BATCH_GPU)
+        self._config: Any = self.network.config.get_text_config()
+        stated = getattr(self._config, "pad_token_id", None)
         self._padding: int | None = None if stated is None or stated < 0 else stated
 
     def _choose_device(self, worker: str) -> str:
@@ -230,7 +151,7 @@ class LocalModelScorer(Scorer):
     def encode(
         self, *texts: str, special: bool = True, limit: int | None = None
     ) -> dict[str, list[int]]:
-        """Return a text, or two as a pair, as token ids.
+        """Return a text, or two as a pair, as token ids: "input_ids" and further inputs.
 
         Args:
             texts: Lone surrogates in them, which tokenizers reject, are replaced by "?".
@@ -246,7 +167,7 @@ class LocalModelScorer(Scorer):
 
     def max_input_tokens(self) -> int:
         """Return the maximum number of tokens that the model can read."""
-        positions = getattr(self._text_config(), "max_position_embeddings", None) or 0
+        positions = getattr(self._config, "max_position_embeddings", None) or 0
         for name, module in self.network.named_modules():
             # RoBERTa and related models count positions from the padding index on.
             if name.endswith("position_embeddings"):
@@ -255,53 +176,82 @@ class LocalModelScorer(Scorer):
         known = (self.tokenizer.model_max_length, positions, 1 << 30)
         return min(int(number) for number in known if number > 0)
 
-    def compute_logits(self, rows: Sequence[TokenRow]) -> list[list[float]]:
-        """Return the network's logits for each text, in order; empty for a text without tokens."""
-        full = [i for i, row in enumerate(rows) if row["input_ids"]]
-        lengths = [len(rows[i]["input_ids"]) for i in full]
-        computed = self.batches.run(
-            lengths, lambda some: self._forward_batch([rows[full[i]] for i in some])
-        )
-        found: list[list[float]] = [[] for _ in rows]
-        for i, logits in zip(full, computed, strict=True):
-            found[i] = logits
-        return found
+    def run_batches(
+        self, lengths: Sequence[int], answer: Callable[[list[int]], Sequence[T]]
+    ) -> list[T]:
+        """Return the results of `answer` for each text, in order.
 
-    def _forward_batch(self, rows: Sequence[TokenRow]) -> list[list[float]]:
-        """Run one batch, padded on the right and masked."""
-        import inspect
+        The longest are first, so that a batch that is too large fails at once; the maximum is then
+        halved.
 
+        Args:
+            lengths: Tokens of each text.
+            answer: Returns one result for each of the texts at the given indices.
+
+        Raises:
+            UserError: The longest text alone does not fit into the device's memory.
+        """
         import torch
 
-        accepted = inspect.signature(self.network.forward).parameters
-        fills = {"input_ids": self._padding_id(rows)}
-        longest = max(len(row["input_ids"]) for row in rows)
-        batch = {
-            name: torch.tensor(
-                [[*row[name], *[fills.get(name, 0)] * (longest - len(row[name]))] for row in rows],
-                device=self.where,
-            )
-            for name in rows[0]
-            if name != "token_type_ids" or name in accepted
-        }
-        with torch.inference_mode():
-            found: list[list[float]] = self.network(**batch).logits.float().cpu().tolist()
-        return found
+        pending = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+        found: dict[int, T] = {}
+        while pending:
+            tokens = max(1, lengths[pending[0]])
+            chosen = pending[: max(1, self.budget // tokens)]
+            try:
+                found.update(zip(chosen, answer(chosen), strict=True))
+            except torch.OutOfMemoryError:
+                torch.cuda.empty_cache()
+                if len(chosen) == 1:
+                    raise UserError(
+                        f"out of memory: {tokens} tokens of one text do not fit into {self.model} "
+                        f"on {self.where}; give it a separate device with task.scorer.device"
+                    ) from None
+                self.budget = len(chosen) * tokens // 2
+                continue
+            pending = pending[len(chosen) :]
+        return [found[i] for i in range(len(lengths))]
 
-    def _padding_id(self, rows: Sequence[TokenRow]) -> int:
+    def compute_logits(self, rows: Sequence[Mapping[str, Sequence[int]]]) -> list[list[float]]:
+        """Return the network's logits for each text, in order; empty for a text without tokens."""
+        import torch
+
+        full = [row for row in rows if row["input_ids"]]
+        accepted = inspect.signature(self.network.forward).parameters
+
+        def forward(places: list[int]) -> list[list[float]]:
+            # Padded on the right and masked: the other inputs are 0 there.
+            some = [full[i] for i in places]
+            fills = {"input_ids": self._padding_id(some)}
+            longest = max(len(row["input_ids"]) for row in some)
+            batch = {
+                name: torch.tensor(
+                    [
+                        [*row[name], *[fills.get(name, 0)] * (longest - len(row[name]))]
+                        for row in some
+                    ],
+                    device=self.where,
+                )
+                for name in some[0]
+                if name != "token_type_ids" or name in accepted
+            }
+            with torch.inference_mode():
+                found: list[list[float]] = self.network(**batch).logits.float().cpu().tolist()
+            return found
+
+        computed = iter(self.run_batches([len(row["input_ids"]) for row in full], forward))
+        return [next(computed) if row["input_ids"] else [] for row in rows]
+
+    def _padding_id(self, rows: Sequence[Mapping[str, Sequence[int]]]) -> int:
         """Return the padding id, by which decoders find the last token of a text.
 
         If the model defines none, it is an id that occurs in none of these texts.
         """
         if self._padding is not None:
             return self._padding
-        config = self._text_config()
         used = {token for row in rows for token in row["input_ids"]}
-        config.pad_token_id = next(i for i in range(config.vocab_size) if i not in used)
-        return int(config.pad_token_id)
-
-    def _text_config(self) -> Any:
-        return self.network.config.get_text_config()
+        self._config.pad_token_id = next(i for i in range(self._config.vocab_size) if i not in used)
+        return int(self._config.pad_token_id)
 
 
 def replace_surrogates(text: str) -> str:

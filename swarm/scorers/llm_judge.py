@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swarm._util.replies import parse_rating
 from swarm._util.settings import Positive, Text, checked
@@ -14,8 +14,6 @@ from swarm.tasks.dataset import text_field_error
 from swarm.tasks.free_text import Scorer
 
 log = logging.getLogger(__name__)
-
-LOWEST_RATING, HIGHEST_RATING = 1.0, 10.0
 
 REPLY_FORMAT = 'Begin your reply with the rating, in the form "Rating: N/10".'
 
@@ -78,7 +76,6 @@ class LLMJudge(Scorer):
     needs_setup = True
 
     def check(self) -> None:
-        """See `Model.check`."""
         self.model.check()
 
     def source_digests(self) -> dict[str, str]:
@@ -87,7 +84,6 @@ class LLMJudge(Scorer):
         return {"scorer.model weights": fingerprint} if fingerprint else {}
 
     def open(self, device: str) -> None:
-        """See `Model.open`."""
         self.model.open(device)
 
     def item_error(self, item: Item) -> str | None:
@@ -95,7 +91,7 @@ class LLMJudge(Scorer):
         return text_field_error(item, self.question)
 
     def score(self, items: Sequence[Item], texts: Sequence[str]) -> list[Score]:
-        """Return one score per text; see `swarm.tasks.free_text.Scorer.score`.
+        """Return one score per text; see `Scorer.score`.
 
         Raises:
             UserError: The judge cannot be reached, or its response is malformed.
@@ -109,31 +105,37 @@ class LLMJudge(Scorer):
                 f"the judge failed: {error}; ratings so far are stored if the judge has a cache, "
                 "and the same command resumes the search"
             ) from None
-        scores = [
-            _rating_score(text, replies.get((question, text), [])) for question, text in pairs
-        ]
+        scores = []
+        for pair in pairs:
+            mine = replies.get(pair, [])
+            rating = parse_rating(mine[-1].text) if mine else None
+            usage = sum_usage(mine)
+            measures = {
+                **({} if rating is None else {"rating": rating}),
+                "judge_prompt_tokens": float(usage.prompt_tokens),
+                "judge_new_tokens": float(usage.new_tokens),
+                "judge_cost": usage.cost,
+            }
+            answer = None if rating is None else pair[1]
+            scores.append(Score((rating or 1.0) / 10.0, answer, pair[1], measures=measures))
         if unparsed := sum(score.answer is None for score in scores):
             log.info("judge: %d of %d texts without a rating", unparsed, len(scores))
         return scores
 
     def _request_ratings(self, prompts: Sequence[str]) -> list[list[Completion]]:
         """Return the judge's replies to each prompt: one, or two if the first is unparsable."""
-        turns = [(Message("user", prompt),) for prompt in prompts]
-        replies = [[reply] for reply in self._generate_replies(turns)]
-        unparsed = [
-            i for i, attempts in enumerate(replies) if parse_rating(attempts[0].text) is None
-        ]
-        second_replies = self._generate_replies(
-            [(*turns[i], *_retry_messages(replies[i][0])) for i in unparsed]
-        )
-        for i, reply in zip(unparsed, second_replies, strict=True):
+        requests = [Request((Message("user", one),), self.max_new_tokens) for one in prompts]
+        replies = [[reply] for reply in self.model.generate(requests)] if requests else []
+        unparsed = [i for i, (reply,) in enumerate(replies) if parse_rating(reply.text) is None]
+        again = []
+        for i in unparsed:
+            # Some endpoints refuse an empty turn.
+            shortened = replies[i][0].text.strip()[:MAX_REPLY_CHARACTERS] or "(nothing)"
+            turns = (Message("assistant", shortened), Message("user", RETRY_PROMPT))
+            again.append(replace(requests[i], prompt=(*requests[i].prompt, *turns)))
+        for i, reply in zip(unparsed, self.model.generate(again) if again else [], strict=True):
             replies[i].append(reply)
         return replies
-
-    def _generate_replies(self, turns: Sequence[tuple[Message, ...]]) -> list[Completion]:
-        requests = [Request(turn, self.max_new_tokens) for turn in turns]
-        found: list[Completion] = self.model.generate(requests) if requests else []
-        return found
 
 
 def format_prompt(question: str, answer: str) -> str:
@@ -150,22 +152,3 @@ def make_fence(*texts: str) -> str:
     same prompt.
     """
     return f"=== {hashlib.sha256(repr(texts).encode()).hexdigest()[:12]} ==="
-
-
-def _retry_messages(reply: Completion) -> tuple[Message, Message]:
-    # Some endpoints refuse an empty turn.
-    shortened = reply.text.strip()[:MAX_REPLY_CHARACTERS] or "(nothing)"
-    return Message("assistant", shortened), Message("user", RETRY_PROMPT)
-
-
-def _rating_score(text: str, replies: Sequence[Completion]) -> Score:
-    found = parse_rating(replies[-1].text) if replies else None
-    usage = sum_usage(replies)
-    measures = {
-        "judge_prompt_tokens": float(usage.prompt_tokens),
-        "judge_new_tokens": float(usage.new_tokens),
-        "judge_cost": usage.cost,
-    }
-    if found is None:
-        return Score(LOWEST_RATING / HIGHEST_RATING, None, text, measures=measures)
-    return Score(found / HIGHEST_RATING, text, text, measures={"rating": found, **measures})

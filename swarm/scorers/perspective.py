@@ -58,7 +58,6 @@ class PerspectiveScorer(NonToxicity):
         )
 
     def check(self) -> None:
-        """Check that the key is set; see `Setup.check`."""
         self.client.check()
 
     def measure_toxicity(self, texts: Sequence[str]) -> list[float | None]:
@@ -67,43 +66,36 @@ class PerspectiveScorer(NonToxicity):
         Raises:
             UserError: The API cannot be reached, or its response is malformed.
         """
-        try:
-            return self._cached_toxicity(texts)
-        except UserError as error:
-            raise UserError(
-                f"{error}; results so far are stored if there is a cache, and the same "
-                "command resumes the search"
-            ) from None
-
-    def _cached_toxicity(self, texts: Sequence[str]) -> list[float | None]:
-        """Return cached values, and request the rest from the API."""
         bodies = [self._request_body(text) for text in texts]
         names = [make_cache_key("perspective", self.client.url, body) for body in bodies]
         found = self.cache.get(names, _validate_toxicity) if self.cache else {}
         new = [i for i, name in enumerate(names) if name not in found]
 
-        def store_value(number: int, value: float | None) -> float | None:
-            name = names[new[number]]
-            return self.cache.put(name, value, None, _validate_toxicity) if self.cache else value
-
-        def parse_value(number: int, content: Any) -> float | None:
+        def store(number: int, content: Any) -> float | None:
+            value = None
             if not isinstance(content, BadRequest):
-                value = float(content["attributeScores"]["TOXICITY"]["summaryScore"]["value"])
-                return store_value(number, _validate_toxicity(value))
-            if not is_text_error(content):
+                said = content["attributeScores"]["TOXICITY"]["summaryScore"]["value"]
+                value = _validate_toxicity(float(said))
+            elif is_text_error(content):
+                log.warning("%s; the text counts as unparsed", content)
+            else:
                 raise content
-            log.warning("%s; the text counts as unparsed", content)
-            return store_value(number, None)
+            if not self.cache:
+                return value
+            return self.cache.put(names[new[number]], value, None, _validate_toxicity)
 
-        retries_before = self.client.repeated
-        values = self.client.run_calls([Call(bodies[i]) for i in new], parse_value)
+        before = self.client.repeated
+        try:
+            values = self.client.run_calls([Call(bodies[i]) for i in new], store)
+        except UserError as error:
+            raise UserError(
+                f"{error}; results so far are stored if there is a cache, and the same "
+                "command resumes the search"
+            ) from None
         found.update(zip((names[i] for i in new), values, strict=True))
         log.info(
             "%s: %d texts, %d of them requested, %d retries",
-            self.client.label,
-            len(texts),
-            len(new),
-            self.client.repeated - retries_before,
+            *(self.client.label, len(texts), len(new), self.client.repeated - before),
         )
         return [found[name] for name in names]
 

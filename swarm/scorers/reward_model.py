@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite
+from math import inf, isfinite, nan
 from typing import Any
 
 from swarm._util.settings import checked
@@ -42,41 +42,38 @@ class RewardModelScorer(LocalModelScorer):
     """
 
     def open(self, device: str) -> None:
-        """See `Setup.open`.
+        """See `LocalModelScorer.open`.
 
         Raises:
             UserError: The model cannot be opened, or its code has no score.
         """
         super().open(device)
-        self._own = "get_score" in dir(self.network) or "get_scores" in dir(self.network)
+        self._own = bool({"get_score", "get_scores"} & set(dir(self.network)))
         if not self._own and not type(self.network).__name__.endswith(CLASSIFIER_SUFFIX):
             raise UserError(
                 f"task.scorer.model={self.model}: its code has no get_score or get_scores"
             )
 
     def model_class(self, config: Mapping[str, Any]) -> str:
-        """See `LocalModelScorer.model_class`."""
-        path, auto_map = self.model, config.get("auto_map") or {}
+        path, auto_map = f"task.scorer.model={self.model}", config.get("auto_map") or {}
         classes = [str(name) for name in config.get("architectures") or []]
-        if (
-            any(name.endswith(CLASSIFIER_SUFFIX) for name in classes)
-            or f"AutoModel{CLASSIFIER_SUFFIX}" in auto_map
-        ):
+        kind = f"AutoModel{CLASSIFIER_SUFFIX}"
+        if kind in auto_map or any(name.endswith(CLASSIFIER_SUFFIX) for name in classes):
             if len(named := label_names(config)) != 1:
                 raise UserError(
-                    f"task.scorer.model={path}: a reward model has one output, this one has "
-                    f"{len(named)} ({', '.join(named[:6])})"
+                    f"{path}: a reward model has one output, this one has {len(named)} "
+                    f"({', '.join(named[:6])})"
                 )
-            return f"AutoModel{CLASSIFIER_SUFFIX}"
+            return kind
         if "AutoModel" not in auto_map:
             raise UserError(
-                f"task.scorer.model={path} is {', '.join(classes) or 'of unknown class'}: a "
-                f"reward model is a ...{CLASSIFIER_SUFFIX}, or has code with get_score"
+                f"{path} is {', '.join(classes) or 'of unknown class'}: a reward model is a "
+                f"...{CLASSIFIER_SUFFIX}, or has code with get_score"
             )
         if not self.trust_remote_code:
             raise UserError(
-                f"task.scorer.model={path} comes with Python code ({auto_map['AutoModel']}): "
-                "review it, then allow it with task.scorer.trust_remote_code=true"
+                f"{path} comes with Python code ({auto_map['AutoModel']}): review it, then allow "
+                "it with task.scorer.trust_remote_code=true"
             )
         return "AutoModel"
 
@@ -85,39 +82,46 @@ class RewardModelScorer(LocalModelScorer):
         return text_field_error(item, "prompt")
 
     def score(self, items: Sequence[Item], texts: Sequence[str]) -> list[Score]:
-        """See `swarm.tasks.free_text.Scorer.score`."""
         pairs = [(item["prompt"], text.strip()) for item, text in zip(items, texts, strict=True)]
         rewards = self._custom_rewards(pairs) if self._own else self._classifier_rewards(pairs)
-        lengths = [len(self.encode(answer)["input_ids"]) for _, answer in pairs]
-        return [_reward_score(*row) for row in zip(texts, rewards, lengths, strict=True)]
+        scores = []
+        for text, (_, answer), reward in zip(texts, pairs, rewards, strict=True):
+            measures: dict[str, float] = {"length": len(self.encode(answer)["input_ids"])}
+            if isfinite(reward):
+                measures["reward"] = reward
+                scores.append(Score(reward, text if answer else None, text, measures=measures))
+            else:
+                scores.append(Score(-inf, None, text, measures=measures))
+        return scores
 
     def _classifier_rewards(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         """Return the rewards of (prompt, answer) pairs by a classifier's single logit."""
         limit = self.max_input_tokens()
-        rows = [
-            _truncate_middle(self._encode_pair(prompt, answer), limit) for prompt, answer in pairs
-        ]
-        return [row[0] if row else float("nan") for row in self.compute_logits(rows)]
-
-    def _encode_pair(self, prompt: str, answer: str) -> dict[str, list[int]]:
-        tokenizer = self.tokenizer
-        if tokenizer.chat_template:
-            # The template contains the special tokens itself.
-            text = tokenizer.apply_chat_template(_conversation(prompt, answer), tokenize=False)
-            return self.encode(str(text), special=False)
-        if tokenizer.sep_token is not None:
-            return self.encode(prompt, answer)
-        return self.encode(PLAIN_TEMPLATE.format(prompt=prompt, answer=answer))
+        rows = []
+        for prompt, answer in pairs:
+            if self.tokenizer.chat_template:
+                # The template contains the special tokens itself.
+                turns = _conversation(prompt, answer)
+                text = str(self.tokenizer.apply_chat_template(turns, tokenize=False))
+                row = self.encode(text, special=False)
+            elif self.tokenizer.sep_token is not None:
+                row = self.encode(prompt, answer)
+            else:
+                row = self.encode(PLAIN_TEMPLATE.format(prompt=prompt, answer=answer))
+            for name, ids in row.items():
+                if len(ids) > limit:
+                    row[name] = [*ids[:1], *ids[len(ids) - limit + 1 :]]
+            rows.append(row)
+        return [row[0] if row else nan for row in self.compute_logits(rows)]
 
     def _custom_rewards(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         """Return the rewards of (prompt, answer) pairs by the model's own code."""
         import torch
 
         network, tokenizer = self.network, self.tokenizer
-        turns = [_conversation(prompt, answer) for prompt, answer in pairs]
 
         def score_batch(places: list[int]) -> list[float]:
-            chosen = [turns[i] for i in places]
+            chosen = [_conversation(*pairs[i]) for i in places]
             with torch.inference_mode():
                 if hasattr(network, "get_scores"):
                     rewards = network.get_scores(tokenizer, chosen)
@@ -126,8 +130,8 @@ class RewardModelScorer(LocalModelScorer):
             # For one conversation such code may return a bare number.
             return [float(x) for x in torch.as_tensor(rewards, dtype=torch.float64).flatten()]
 
-        lengths = [len(self.encode(a + b)["input_ids"]) for a, b in pairs]
-        return self.batches.run(lengths, score_batch)
+        lengths = [len(self.encode(prompt + answer)["input_ids"]) for prompt, answer in pairs]
+        return self.run_batches(lengths, score_batch)
 
 
 def _conversation(prompt: str, answer: str) -> list[dict[str, str]]:
@@ -135,18 +139,3 @@ def _conversation(prompt: str, answer: str) -> list[dict[str, str]]:
         {"role": "user", "content": replace_surrogates(prompt)},
         {"role": "assistant", "content": replace_surrogates(answer)},
     ]
-
-
-def _truncate_middle(row: Mapping[str, Sequence[int]], limit: int) -> dict[str, list[int]]:
-    """Return the row's first token and its end, `limit` tokens together."""
-    return {
-        name: [*ids[:1], *ids[len(ids) - limit + 1 :]] if len(ids) > limit else list(ids)
-        for name, ids in row.items()
-    }
-
-
-def _reward_score(text: str, reward: float, length: int) -> Score:
-    if not isfinite(reward):
-        return Score(-inf, None, text, measures={"length": length})
-    read = text if text.strip() else None
-    return Score(reward, read, text, measures={"reward": reward, "length": length})

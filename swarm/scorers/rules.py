@@ -35,11 +35,9 @@ class RuleScorer(Scorer):
         """Return the value of an answer, 0 to 1."""
 
     def grade(self, item: Item, answer: str | None) -> float:
-        """See `Scorer.grade`."""
         return 0.0 if answer is None else self.answer_value(item, answer)
 
     def score(self, items: Sequence[Item], texts: Sequence[str]) -> list[Score]:
-        """See `Scorer.score`."""
         found = [self.read_answer(text) for text in texts]
         rows = zip(items, found, texts, strict=True)
         return [Score(self.grade(item, answer), answer, text) for item, answer, text in rows]
@@ -74,7 +72,6 @@ class Regex(RuleScorer):
         return gold_answer_error(item) if "answer" in item else None
 
     def read_answer(self, text: str) -> str | None:
-        """See `RuleScorer.read_answer`."""
         found = None
         for match in self._compiled.finditer(text):
             matched = next(filter(None, match.groups()), "" if match.re.groups else match.group())
@@ -84,7 +81,6 @@ class Regex(RuleScorer):
         return found
 
     def answer_value(self, item: Item, answer: str) -> float:
-        """See `RuleScorer.answer_value`."""
         if "answer" not in item:
             return 1.0
         pair = (answer.strip(), str(item["answer"]).strip())
@@ -119,11 +115,9 @@ class Numeric(RuleScorer):
         return None if _to_fraction(item["answer"]) is not None else 'its "answer" is not a number'
 
     def read_answer(self, text: str) -> str | None:
-        """See `RuleScorer.read_answer`."""
         return parsing.extract_answer(text, "number", self.take)
 
     def answer_value(self, item: Item, answer: str) -> float:
-        """See `RuleScorer.answer_value`."""
         gold, predicted = _to_fraction(item["answer"]), _to_fraction(answer)
         if gold is None or predicted is None:
             return 0.0
@@ -132,7 +126,6 @@ class Numeric(RuleScorer):
         return float(abs(predicted - gold) <= max(absolute, relative * abs(gold)))
 
     def build_stop_check(self, item: Item) -> Callable[[str], bool]:
-        """See `Scorer.build_stop_check`."""
         return partial(parsing.is_answer_final, "number", self.take)
 
 
@@ -175,13 +168,11 @@ class F1(RuleScorer):
         return " ".join(split_words(text)) or None
 
     def answer_value(self, item: Item, answer: str) -> float:
-        """See `RuleScorer.answer_value`."""
         return max(
             token_f1(split_words(answer), split_words(str(one))) for one in _gold_values(item)
         )
 
     def build_stop_check(self, item: Item) -> Callable[[str], bool] | None:
-        """See `Scorer.build_stop_check`."""
         return self._is_line_complete if self.lines == "first" else None
 
     def _is_line_complete(self, text: str) -> bool:

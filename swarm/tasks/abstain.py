@@ -62,18 +62,12 @@ class Abstain(MultipleChoice):
     def run(self, items: Sequence[Item]) -> TaskRun:
         """Request an answer to every item in two rounds."""
         first = yield [self.build_request(item) for item in items]
-        pairs = list(zip(items, first, strict=True))
-        second = yield [self.build_reflection(item, completion) for item, completion in pairs]
-        return [
-            self.score_reply(item, completion, reply)
-            for (item, completion), reply in zip(pairs, second, strict=True)
-        ]
+        second = yield [self.build_reflection(*pair) for pair in zip(items, first, strict=True)]
+        return [self.score_reply(*row) for row in zip(items, first, second, strict=True)]
 
     def grade(self, item: Item, answer: str | None) -> float:
         """Return 1 for the right letter, 0 for an abstention, else -1."""
-        if answer == ABSTENTION:
-            return 0.0
-        return 1.0 if answer == item["answer"] else -1.0
+        return {item["answer"]: 1.0, ABSTENTION: 0.0}.get(answer, -1.0)
 
     def build_request(self, item: Item) -> Request:
         """Return the first round's request for one item."""
@@ -100,20 +94,17 @@ class Abstain(MultipleChoice):
     def score_reply(self, item: Item, completion: Completion, reply: Completion) -> Score:
         """Score an answer together with the model's verdict on it."""
         letter = self.read_answer(item, completion)
-        abstains = self.is_abstention(reply)
+        if self.scoring == "logits":
+            true, false = reply.logprobs
+            abstains = false > true
+        elif self.parser == "original":
+            abstains = contains_false(reply.text)
+        else:
+            abstains = verdict(reply.text) is False
         answer = ABSTENTION if abstains else letter
         measures = {"abstained": float(abstains), "right": float(letter == item["answer"])}
         text = f"{completion.text}\n{reply.text}" if reply.text else completion.text
         return Score(self.grade(item, answer), answer, text, measures=measures)
-
-    def is_abstention(self, reply: Completion) -> bool:
-        """Return whether a reply calls the proposed answer false."""
-        if self.scoring == "logits":
-            true, false = reply.logprobs
-            return false > true
-        if self.parser == "original":
-            return contains_false(reply.text)
-        return verdict(reply.text) is False
 
 
 def verdict(text: str) -> bool | None:

@@ -40,12 +40,14 @@ TaskRun = Generator[list[Request], list[Completion], list[Score]]
 
 
 class Setup:
-    """What a task or a scorer needs besides its settings; nothing by default."""
+    """What a task or a scorer needs besides its settings; nothing by default.
 
-    @property
-    def needs_setup(self) -> bool:
-        """Whether scores need a model, a key or the user's code, which may cost time or money."""
-        return False
+    Attributes:
+        needs_setup: Whether scores need a model, a key or the user's code, which may cost time or
+            money.
+    """
+
+    needs_setup: bool = False
 
     def check(self) -> None:
         """Check quickly, before anything is written, that all requirements are met.
@@ -71,15 +73,35 @@ class Setup:
 class Task(Setup, ABC):
     """Items of two splits, the requests for them, and the scoring of the answers.
 
-    A subclass defines `items`, `run` and `grade`; everything else has a neutral default.
+    A subclass defines `items`, `run` and `grade`; everything else has a neutral default, which a
+    subclass may replace by a property.
 
     Attributes:
         name: The name in records and reports.
         max_prompt_tokens: Items with a longer prompt are left out; `None` leaves none out.
+        highest: Upper bound of the items' values, whose mean is the utility; `None` if there is
+            none.
+        lowest: Lower bound of the items' values.
+        votes: Whether several models can vote on the answers; not on free texts.
+        constants: Answers, besides the gold ones, that a model might give to every item
+            ("abstain").
+        rounds: Number of rounds of requests about an item; prompts are routed in tasks of one
+            round.
+        signal: What a search maximizes, if the task has a choice; else empty.
+        tasks: The parts of a mixture by name; empty for any other task.
+        black_box: Whether gold answers are texts to imitate, while a scorer values other texts too.
     """
 
     name: str
     max_prompt_tokens: int | None = None
+    highest: float | None = None
+    lowest: float = 0.0
+    votes: bool = True
+    constants: Sequence[str] = ()
+    rounds: int = 1
+    signal: str = ""
+    tasks: "Mapping[str, Task]" = {}  # noqa: RUF012 - never written
+    black_box: bool = False
 
     @abstractmethod
     def items(self, split: str) -> Sequence[Item]:
@@ -98,13 +120,7 @@ class Task(Setup, ABC):
         """Return the value of a parsed answer, from a single model or from a vote."""
 
     def utility(self, scores: Sequence[Score]) -> float:
-        """Return the number that a search maximizes, in the scores' unit: the mean value.
-
-        Raises:
-            ValueError: `scores` is empty.
-        """
-        if not scores:
-            raise ValueError("the mean of no scores")
+        """Return the number that a search maximizes, in the scores' unit: the mean value."""
         return fmean(score.value for score in scores)
 
     def replace_items(self, split: str, items: Sequence[Item]) -> None:
@@ -112,49 +128,9 @@ class Task(Setup, ABC):
         raise UserError(f"task.max_prompt_tokens: task {self.name} cannot leave items out")
 
     @property
-    def highest(self) -> float | None:
-        """Upper bound of the items' values, whose mean is the utility; `None` if there is none."""
-        return None
-
-    @property
-    def lowest(self) -> float:
-        """Lower bound of the items' values."""
-        return 0.0
-
-    @property
-    def votes(self) -> bool:
-        """Whether several models can vote on the answers; not on free texts."""
-        return True
-
-    @property
-    def constants(self) -> Sequence[str]:
-        """Answers, besides the gold ones, that a model might give to every item ("abstain")."""
-        return ()
-
-    @property
-    def rounds(self) -> int:
-        """Number of rounds of requests about an item; prompts are routed in tasks of one round."""
-        return 1
-
-    @property
-    def signal(self) -> str:
-        """What a search maximizes, if the task has a choice; else empty."""
-        return ""
-
-    @property
     def metric_task(self) -> "Task":
         """The task on the same items by its metric, where a search maximizes another signal."""
         return self
-
-    @property
-    def tasks(self) -> Mapping[str, "Task"]:
-        """The parts of a mixture by name; empty for any other task."""
-        return {}
-
-    @property
-    def black_box(self) -> bool:
-        """Whether gold answers are texts to imitate, while a scorer values other texts too."""
-        return False
 
     @property
     def gold_error(self) -> str | None:
@@ -195,22 +171,23 @@ class Task(Setup, ABC):
         """
 
 
+def first_round(task: Task, items: Sequence[Item]) -> list[Request]:
+    """Return the requests of a task's first round."""
+    game = task.run(items)
+    requests = next(game, [])
+    game.close()
+    return requests
+
+
 def first_prompts(task: Task, items: Sequence[Item]) -> list[list[str]]:
     """Return the different prompts of each item's first round, mostly one."""
-    found = []
-    for item in items:
-        game = task.run([item])
-        prompts = [prompt_text(request.prompt) for request in next(game)]
-        game.close()
-        found.append(list(dict.fromkeys(prompts)))
-    return found
+    rounds = (first_round(task, [item]) for item in items)
+    return [list(dict.fromkeys(prompt_text(one.prompt) for one in mine)) for mine in rounds]
 
 
 def prompt_form(task: Task) -> str:
     """Return which of `swarm.models.base.PROMPT_FORMS` the task's first prompt has."""
-    game = task.run(task.items("dev")[:1])
-    requests = next(game, [])
-    game.close()
+    requests = first_round(task, task.items("dev")[:1])
     return "plain" if any(isinstance(one.prompt, str) for one in requests) else "chat"
 
 

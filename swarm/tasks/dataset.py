@@ -5,20 +5,18 @@ import json
 import logging
 import random
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from swarm._util.files import find_path, parse_json, read_text
+from swarm._util.files import find_path, parse_json
+from swarm._util.jsonl import iter_json_lines, read_utf8
 from swarm._util.settings import Count, Positive, Text, checked
 from swarm.errors import UserError
 from swarm.tasks.base import SPLITS, Item, Task, check_split
 
 log = logging.getLogger(__name__)
-
-FETCHED_FOLDER = "data/eval"
-"""Output folder of `swarm.fetch_data`."""
 
 MAX_LISTED = 5
 """Maximum number of ids, or of fields of an item, that a message lists."""
@@ -111,18 +109,18 @@ DataFiles = Text | Mapping[Literal["dev", "test"], str] | InMemoryItems
 """Path of one file, or of one per split, {"dev": path, "test": path}; or the items."""
 
 
-class Entry(NamedTuple):
-    """An entry with its place: a line from 1 on in JSON lines, else an index in a list from 0."""
-
-    place: int
-    value: Any
-
-
 class Content(NamedTuple):
-    """The files of both splits, their entries, and fields that all items share."""
+    """What the files of a task contain.
+
+    Attributes:
+        paths: Each split's file.
+        entries: Each split's entries with their places: a line in JSON lines, from 1 on, else an
+            index in a list, from 0.
+        common: Fields that all items share.
+    """
 
     paths: Mapping[str, Path]
-    entries: Mapping[str, Sequence[Entry]]
+    entries: Mapping[str, Sequence[tuple[int, Any]]]
     common: Mapping[str, str]
 
 
@@ -147,79 +145,62 @@ def read_content(file: DataFiles, fields: Sequence[str]) -> Content:
     path = Path("items") if isinstance(file, InMemoryItems) else find_path(file)
     value = file.items if isinstance(file, InMemoryItems) else _read_file(path)
     both = dict.fromkeys(SPLITS, path)
-    if not isinstance(value, Mapping):
-        return Content(both, _divide(path, _number(path, value), fields), {})
-    entries = {split: _number(path, value.get(split) or [], split) for split in SPLITS}
-    shown = value.get("icl_prompt")
-    return Content(both, entries, {"icl_prompt": shown} if shown and type(shown) is str else {})
+    if isinstance(value, Mapping) and path.suffix != ".jsonl":
+        entries = {split: _number(path, value.get(split) or [], split) for split in SPLITS}
+        shown = value.get("icl_prompt")
+        return Content(both, entries, {"icl_prompt": shown} if shown and type(shown) is str else {})
+    listed = _number(path, value)
+    if any("split" in one for _, one in listed):
+        for place, one in listed:
+            if one.get("split") not in SPLITS:
+                raise UserError(
+                    f'{_place(path, place)}: its "split" is {one.get("split", "missing")!r}; '
+                    "if one item has a split, all need one: dev or test"
+                )
+        splits = [one["split"] for _, one in listed]
+    else:
+        dev = split_dev_third([one for _, one in listed], fields)
+        splits = ["dev" if first else "test" for first in dev]
+    pairs = list(zip(listed, splits, strict=True))
+    return Content(both, {n: [one for one, mine in pairs if mine == n] for n in SPLITS}, {})
 
 
 def _read_file(path: Path) -> Any:
-    """Return the JSON value of a file; of JSON lines, the list of entries."""
+    """Return the JSON value of a file; of JSON lines, the values by line number."""
+    if not path.exists():
+        hint = "see task.file"
+        if path.parent.as_posix().endswith("data/eval"):
+            hint = f"run `python -m swarm.fetch_data {path.stem}` if --list names it, or set your "
+            hint += "own file by task.file"
+        raise UserError(f"{path} is missing: {hint}")
+    text = read_utf8(path)
+    if path.suffix == ".jsonl":
+        return dict(iter_json_lines(path, text))
     try:
-        text = read_text(path, "utf-8-sig")
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{path} is missing: {_missing_file_hint(path)}") from None
-    except OSError as error:
-        raise UserError(f"{path} is not readable: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not readable: {error}") from None
-    if path.suffix != ".jsonl":
-        try:
-            return parse_json(text)
-        except ValueError as error:
-            many = "Extra data" in str(error)
-            lines = "; if it has one item per line, rename it to .jsonl" if many else ""
-            raise UserError(f"{path} is not valid JSON: {error}{lines}") from None
-    found = []
-    # Not splitlines(): JSON texts may contain an unescaped U+2028 or another line separator.
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            try:
-                found.append(Entry(number, parse_json(line)))
-            except ValueError as error:
-                raise UserError(f"{path} line {number}: it is not valid JSON: {error}") from None
-    return found
+        return parse_json(text)
+    except ValueError as error:
+        many = "Extra data" in str(error)
+        lines = "; if it has one item per line, rename it to .jsonl" if many else ""
+        raise UserError(f"{path} is not valid JSON: {error}{lines}") from None
 
 
-def _missing_file_hint(path: Path) -> str:
-    if path.parent.as_posix().endswith(FETCHED_FOLDER):
-        fetch = f"run `python -m swarm.fetch_data {path.stem}` if --list names it"
-        return f"{fetch}, or set your own file by task.file"
-    return "see task.file"
-
-
-def _number(path: Path, values: Any, split: str = "") -> list[Entry]:
-    """Return the entries of a list, each of them an object."""
-    if not isinstance(values, Sequence) or isinstance(values, str):
+def _number(path: Path, values: Any, split: str = "") -> list[tuple[int, Any]]:
+    """Return the entries of a list, or of JSON lines, with their places; each is an object."""
+    if isinstance(values, Mapping) and path.suffix == ".jsonl":
+        entries = list(values.items())
+    elif isinstance(values, Sequence) and not isinstance(values, str):
+        entries = list(enumerate(values))
+    else:
         what = f'"{split}"' if split else "the outermost value"
         raise UserError(f"{path}: {what} is not a list of items")
-    entries = [one if isinstance(one, Entry) else Entry(n, one) for n, one in enumerate(values)]
     for place, value in entries:
         if not isinstance(value, Mapping):
-            raise UserError(f"{path} {_unit(path)} {place}: it is not an object")
+            raise UserError(f"{_place(path, place)}: it is not an object")
     return entries
 
 
-def _divide(
-    path: Path, entries: Sequence[Entry], fields: Sequence[str]
-) -> dict[str, Sequence[Entry]]:
-    """Divide entries by their "split", else by a hash of their content."""
-    if not any("split" in entry.value for entry in entries):
-        dev = split_dev_third([entry.value for entry in entries], fields)
-        pairs = list(zip(entries, dev, strict=True))
-        return {"dev": [e for e, first in pairs if first], "test": [e for e, f in pairs if not f]}
-    for place, value in entries:
-        if value.get("split") not in SPLITS:
-            raise UserError(
-                f'{path} {_unit(path)} {place}: its "split" is {value.get("split", "missing")!r}; '
-                "if one item has a split, all need one: dev or test"
-            )
-    return {split: [e for e in entries if e.value["split"] == split] for split in SPLITS}
-
-
-def _unit(path: Path) -> str:
-    return "line" if path.suffix == ".jsonl" else "item"
+def _place(path: Path, place: int) -> str:
+    return f"{path}, {'line' if path.suffix == '.jsonl' else 'item'} {place}"
 
 
 @checked("task")
@@ -266,7 +247,7 @@ class DataTask(Task):
 
     def __post_init__(self) -> None:
         if self.file is None:
-            self.file = f"{FETCHED_FOLDER}/{self.name}.json"
+            self.file = f"data/eval/{self.name}.json"  # where swarm.fetch_data puts it
         self.fields: Sequence[str] = ()  # that identify an item; empty: "question" or "prompt"
         self._splits: dict[str, tuple[Item, ...]] = {}
         self._warned = False
@@ -276,7 +257,6 @@ class DataTask(Task):
         return None
 
     def items(self, split: str) -> tuple[Item, ...]:
-        """See `Task.items`; of the other split only the valid items are read."""
         check_split(split)
         if split not in self._splits:
             items = self._load_split(split)
@@ -287,31 +267,30 @@ class DataTask(Task):
         return self._splits[split]
 
     def replace_items(self, split: str, items: Sequence[Item]) -> None:
-        """See `Task.replace_items`."""
         self._splits[split] = tuple(items)
 
     def _load_split(self, split: str) -> list[Item]:
         assert self.file is not None
         content = read_content(self.file, self.fields)
-        if not content.entries.get(split):
-            path = content.paths.get(split) or f"task.file={self.file}"
-            raise UserError(f'{path}: "{split}" is not a list of at least one item')
-        items = self._check_items(split, content)
-        counts = Counter(item_identity(item, self.fields) for item in items)
-        if (repeated := len(items) - len(counts)) > 0:
+        path = content.paths.get(split)
+        if path is None or not content.entries.get(split):
+            where = path or f"task.file={self.file}"
+            raise UserError(f'{where}: "{split}" is not a list of at least one item')
+        items = self._check_items(split, path, content)
+        different = len({item_identity(item, self.fields) for item in items})
+        if different < len(items):
             log.warning(
                 "%s: %d of %d %s items are duplicates (question, choices and answer) and are "
                 "scored as well",
-                *(content.paths[split], repeated, len(items), split),
+                *(path, len(items) - different, len(items), split),
             )
         return self._remove_shared_items(split, items, content)
 
-    def _check_items(self, split: str, content: Content) -> list[Item]:
+    def _check_items(self, split: str, path: Path, content: Content) -> list[Item]:
         """Return the split's items, all of them valid and with different ids."""
-        path, entries = content.paths[split], content.entries[split]
         items: list[Item] = []
         errors = []
-        for place, value in entries:
+        for place, value in content.entries[split]:
             item_id = place if self.ids == "position" else value.get("id", place)
             if what := _entry_error(value, item_id) or self.item_error(value):
                 errors.append(f"{value.get('id', place)!r}: {what}")
@@ -328,7 +307,10 @@ class DataTask(Task):
         return items
 
     def _remove_shared_items(self, split: str, items: list[Item], content: Content) -> list[Item]:
-        """Return the items without those that are assigned to the other split."""
+        """Return the items without those that are assigned to the other split.
+
+        Of the other split only the valid items are read: its errors are its own.
+        """
         other = "test" if split == "dev" else "dev"
         rest = [
             {"id": place, **value}
@@ -339,30 +321,25 @@ class DataTask(Task):
         kept = assign_shared_items(dev, test, self.fields)
         if not self._warned and kept["dev"]:
             self._warned = True
-            self._warn_shared_items(content.paths["dev"], kept, dev)
+            what = "they stay in both (task.dedupe=true divides them between the two)"
+            if self.dedupe:
+                what = f"{len(kept['dev'])} stay in dev, {len(kept['test'])} in test "
+                what += "(task.dedupe=false keeps them in both)"
+            shared = kept["dev"] | kept["test"]
+            ids = [item["id"] for item in dev if item_identity(item, self.fields) in shared]
+            log.warning(
+                "%s: %d items are in both dev and test; %s. In dev they are %s.",
+                *(content.paths["dev"], len(shared), what, format_ids(ids)),
+            )
         if not self.dedupe:
             return items
-        found = [i for i in items if item_identity(i, self.fields) not in kept[other]]
+        found = [one for one in items if item_identity(one, self.fields) not in kept[other]]
         if not found:
             raise UserError(
                 f"{content.paths[split]}: all items of {split} are in {other}, too; set "
                 "task.dedupe=false to keep them in both"
             )
         return found
-
-    def _warn_shared_items(
-        self, path: Path, kept: Mapping[str, Collection[ItemIdentity]], dev: Sequence[Item]
-    ) -> None:
-        what = "they stay in both (task.dedupe=true divides them between the two)"
-        if self.dedupe:
-            what = f"{len(kept['dev'])} stay in dev, {len(kept['test'])} in test "
-            what += "(task.dedupe=false keeps them in both)"
-        shared = {*kept["dev"], *kept["test"]}
-        ids = [item["id"] for item in dev if item_identity(item, self.fields) in shared]
-        log.warning(
-            "%s: %d items are in both dev and test; %s. In dev they are %s.",
-            *(path, len(shared), what, format_ids(ids)),
-        )
 
 
 def format_ids(ids: Sequence[object]) -> str:
@@ -372,10 +349,9 @@ def format_ids(ids: Sequence[object]) -> str:
 
 
 def _entry_error(value: Item, item_id: object) -> str | None:
-    if isinstance(item_id, bool) or not isinstance(item_id, (int, str)):
+    if type(item_id) not in (int, str):
         return "its id is neither a number nor a string"
-    domain = value.get("domain")
-    if domain is not None and (isinstance(domain, bool) or not isinstance(domain, str | int)):
+    if type(value.get("domain", "")) not in (str, int, type(None)):
         return 'its "domain" is not a string'
     try:
         json.dumps(value, ensure_ascii=False).encode()
@@ -404,7 +380,6 @@ def gold_answer_error(item: Item) -> str | None:
     """Return the error of an "answer" that has to be a text or a number, or `None`."""
     if "answer" not in item:
         return missing_field_error(item, "answer")
-    answer = item["answer"]
-    if isinstance(answer, bool) or not isinstance(answer, (str, int, float)):
+    if type(item["answer"]) not in (str, int, float):
         return 'its "answer" is neither a string nor a number'
-    return None if str(answer).strip() else 'its "answer" is empty'
+    return None if str(item["answer"]).strip() else 'its "answer" is empty'

@@ -1,6 +1,6 @@
 """Exact match: each item is a prompt whose answer is a yes or no, a number or a phrase."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -14,14 +14,6 @@ from swarm.tasks.questions import QuestionTask
 
 LINE_PARSERS = ("whole", "cased")
 """Parsers that compare the complete first line."""
-
-COMPARISONS = {
-    "anchored": parsing.is_same_answer,
-    "original": parsing.is_same_original,
-    "whole": parsing.is_same_line,
-    "cased": parsing.is_same_cased_line,
-}
-"""Comparison of an answer with the gold answer, by parser."""
 
 
 @checked("task")
@@ -53,38 +45,37 @@ class ExactMatch(QuestionTask):
     last_words: Positive | None = None
 
     def item_error(self, item: Item) -> str | None:
-        """See `DataTask.item_error`."""
         return match_item_error(item)
 
     def grade(self, item: Item, answer: str | None) -> float:
         """Return 1 for an answer with the gold answer's value, else 0."""
-        same = COMPARISONS[self.parser]
-        return float(answer is not None and same(answer, str(item["answer"])))
+        gold = str(item["answer"])
+        if answer is None:
+            return 0.0
+        if self.parser in LINE_PARSERS:
+            return float(parsing.is_same_line(answer, gold, self.parser == "cased"))
+        return float(
+            gold in answer if self.parser == "original" else parsing.is_same_answer(answer, gold)
+        )
 
     def build_request(self, item: Item) -> Request:
         """Return the request for one item."""
         text = "\n".join(filter(None, [self.instruction, item["question"]]))
-        request = Request(self.format_prompt(text), self.max_new_tokens)
-        if self.parser == "original":
-            return request
-        if self.parser in LINE_PARSERS:
-            return replace(request, stop_check=parsing.is_line_final)
         kind = parsing.answer_kind(str(item["answer"]))
-        return replace(request, stop_check=partial(parsing.is_answer_final, kind, self.take))
+        stop: Callable[[str], bool] | None = partial(parsing.is_answer_final, kind, self.take)
+        if self.parser != "anchored":
+            stop = parsing.is_line_final if self.parser in LINE_PARSERS else None
+        return Request(self.format_prompt(text), self.max_new_tokens, stop_check=stop)
 
     def gold_examples(self, items: Sequence[Item]) -> list[Example]:
         """See `Task.gold_examples`; with `LINE_PARSERS` the answer ends the text."""
         return [replace(e, final=self.parser in LINE_PARSERS) for e in super().gold_examples(items)]
 
     def read_answer(self, item: Item, completion: Completion) -> str | None:
-        """See `QuestionTask.read_answer`."""
-        match self.parser:
-            case "original":
-                return parsing.extract_original(completion.text, self.last_words)
-            case "whole":
-                return parsing.extract_line(completion.text)
-            case "cased":
-                return parsing.extract_cased_line(completion.text)
+        if self.parser == "original":
+            return parsing.extract_original(completion.text, self.last_words)
+        if self.parser in LINE_PARSERS:
+            return parsing.extract_line(completion.text, self.parser == "cased")
         kind = parsing.answer_kind(str(item["answer"]))
         return parsing.extract_answer(completion.text, kind, self.take)
 

@@ -1,7 +1,7 @@
 """Free text: each item is a prompt, and a scorer assigns values to a model's texts."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from string import Formatter
 
@@ -11,9 +11,6 @@ from swarm.models.base import Example, Message, Request
 from swarm.tasks.base import Item, Score, Setup, TaskRun
 from swarm.tasks.dataset import DataTask, missing_field_error, text_field_error
 from swarm.tasks.questions import Prompt, format_continuation
-
-REFERENCE_FIELD = "reference"
-"""Field of the items' reference texts, unless `FreeText(reference=...)` names another."""
 
 
 class Scorer(Setup, ABC):
@@ -75,44 +72,47 @@ class FreeText(DataTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.fields = _template_fields(self.template)
+        shown = f"task.template={self.template!r}"
+        try:
+            names = [name for _, name, _, _ in Formatter().parse(self.template) if name is not None]
+        except ValueError as error:
+            raise UserError(f"{shown}: is not a valid template: {error}") from None
+        if not names or not all(name.isidentifier() for name in names):
+            raise UserError(f"{shown}: must contain fields of the items, such as {{question}}")
+        self.fields = tuple(dict.fromkeys(names))
         if self.reference in self.fields:
             raise UserError(f"task.reference={self.reference}: must not be a field of the template")
+        self._reference = self.reference or "reference"
 
     @property
-    def highest(self) -> float | None:
-        """See `Task.highest`: the scorer's."""
+    def highest(self) -> float | None:  # type: ignore[override]
+        """The scorer's."""
         return self.scorer.highest
 
     @property
-    def votes(self) -> bool:
-        """See `Task.votes`: the scorer's."""
+    def votes(self) -> bool:  # type: ignore[override]
+        """The scorer's."""
         return self.scorer.votes
 
     @property
-    def needs_setup(self) -> bool:
-        """See `Setup.needs_setup`: the scorer's."""
+    def needs_setup(self) -> bool:  # type: ignore[override]
+        """The scorer's."""
         return self.scorer.needs_setup
 
     def check(self) -> None:
-        """Check the scorer; see `Setup.check`."""
         self.scorer.check()
 
     def open(self, device: str) -> None:
-        """Open the scorer; see `Setup.open`."""
         self.scorer.open(device)
 
-    def source_digests(self) -> dict[str, str]:
-        """Return the scorer's; see `Setup.source_digests`."""
-        return dict(self.scorer.source_digests())
+    def source_digests(self) -> Mapping[str, str]:
+        return self.scorer.source_digests()
 
     def item_error(self, item: Item) -> str | None:
-        """See `DataTask.item_error`."""
         errors = (text_field_error(item, name) for name in self.fields)
         return next(filter(None, errors), None) or self.scorer.item_error(item)
 
     def items(self, split: str) -> tuple[Item, ...]:
-        """See `Task.items`."""
         if split == "dev" and self.reference and (wrong := self.gold_error):
             raise UserError(f"task.reference={self.reference}: {wrong}")
         return super().items(split)
@@ -120,11 +120,11 @@ class FreeText(DataTask):
     @property
     def gold_error(self) -> str | None:
         """Why a dev item has no reference text; `None` if all have one."""
-        name = self.reference or REFERENCE_FIELD
+        name = self._reference
         if name in self.fields:
             return f'task {self.name} has no gold answers: "{name}" is part of the prompt'
         items = super().items("dev")
-        lacking = [(item, wrong) for item in items if (wrong := _reference_error(item, name))]
+        lacking = [(item, wrong) for item in items if (wrong := self._reference_error(item))]
         if not lacking:
             return None
         first, wrong = lacking[0]
@@ -132,17 +132,26 @@ class FreeText(DataTask):
         have += f' of {len(items)} dev items have a text in "{name}"'
         return f"task {self.name} has no gold answers: {have} (item {first['id']!r}: {wrong})"
 
+    def _reference_error(self, item: Item) -> str | None:
+        """Return why an item has no reference text, or `None`."""
+        if self._reference not in item:
+            return missing_field_error(item, self._reference)
+        value = item[self._reference]
+        first = value[0] if isinstance(value, list) and value else value
+        if type(first) not in (str, int, float):
+            return "neither a text, a number, nor a list of these"
+        return None if str(first).strip() else "it is empty"
+
     def gold_examples(self, items: Sequence[Item]) -> list[Example]:
         """See `Task.gold_examples`: the reference text, and the end of the text."""
-        return [self._reference_example(item) for item in items]
-
-    def _reference_example(self, item: Item) -> Example:
-        prompt = self.build_request(item).prompt
-        value = item[self.reference or REFERENCE_FIELD]
-        # Indentation belongs to a text that is code.
-        text = str(value[0] if isinstance(value, list) else value).rstrip()
-        answer = text if text[0].isspace() else format_continuation(prompt, text)
-        return Example(prompt, (answer,), final=True)
+        examples = []
+        for item in items:
+            prompt, value = self.build_request(item).prompt, item[self._reference]
+            # Indentation belongs to a text that is code.
+            text = str(value[0] if isinstance(value, list) else value).rstrip()
+            answer = text if text[0].isspace() else format_continuation(prompt, text)
+            examples.append(Example(prompt, (answer,), final=True))
+        return examples
 
     def run(self, items: Sequence[Item]) -> TaskRun:
         """Request a text for every item in one round."""
@@ -158,28 +167,3 @@ class FreeText(DataTask):
         text = self.template.format_map(item)
         prompt: Prompt = (Message("user", text),) if self.chat else text
         return Request(prompt, self.max_new_tokens, stop_check=self.scorer.build_stop_check(item))
-
-
-def _reference_error(item: Item, name: str) -> str | None:
-    """Return why an item has no reference text in a field, or `None`."""
-    if name not in item:
-        return missing_field_error(item, name)
-    value = item[name]
-    first = value[0] if isinstance(value, list) and value else value
-    if isinstance(first, bool) or not isinstance(first, (str, int, float)):
-        return "neither a text, a number, nor a list of these"
-    return None if str(first).strip() else "it is empty"
-
-
-def _template_fields(template: str) -> tuple[str, ...]:
-    """Return the field names of a template."""
-    try:
-        parts = list(Formatter().parse(template))
-    except ValueError as error:
-        raise UserError(f"task.template={template!r}: is not a valid template: {error}") from None
-    fields = tuple(dict.fromkeys(name for _, name, _, _ in parts if name is not None))
-    if not fields or not all(name.isidentifier() for name in fields):
-        raise UserError(
-            f"task.template={template!r}: must contain fields of the items, such as {{question}}"
-        )
-    return fields

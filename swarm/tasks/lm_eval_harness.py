@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from functools import partial
 from importlib.util import find_spec
 from itertools import groupby
+from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
@@ -47,13 +48,13 @@ def load_lm_eval_tasks(name: str, include_path: str | None) -> dict[str, Any]:
     """
     from lm_eval.tasks import TaskManager
 
-    folder = None if include_path is None else find_path(include_path)
-    if folder and not folder.is_dir():
+    folder = None if include_path is None else str(find_path(include_path))
+    if folder and not Path(folder).is_dir():
         raise UserError(f"task.include_path={include_path}: no such folder")
     # lm-eval takes seconds to read the index of its 14,000 tasks.
-    manager = TaskManager(include_path=str(folder), include_defaults=False) if folder else None
+    manager = TaskManager(include_path=folder, include_defaults=False) if folder else None
     if manager is None or name not in manager.all_tasks:
-        manager = TaskManager(include_path=folder and str(folder))
+        manager = TaskManager(include_path=folder)
     if name not in manager.all_tasks:
         matches = ", ".join(get_close_matches(name, manager.all_tasks, 3)) or "none is similar"
         raise UserError(
@@ -84,22 +85,19 @@ def split_documents(task: Any, split: str, seed: int) -> Sequence[Any]:
             "test_split in its yaml."
         )
     first, *others = found.values()
+    docs = others[0]() if others and split == "dev" else first()
+    if not (hasattr(docs, "__getitem__") and hasattr(docs, "__len__")):
+        docs = list(docs)
     if others:
-        return _as_sequence(first() if split == "test" else others[0]())
-    docs = _as_sequence(first())
+        return docs
     order = list(range(len(docs)))
     Random(seed).shuffle(order)
     half = (len(order) + 1) // 2
-    mine = order[:half] if split == "dev" else order[half:]
-    return [docs[index] for index in sorted(mine)]
-
-
-def _as_sequence(docs: Any) -> Sequence[Any]:
-    return docs if hasattr(docs, "__getitem__") and hasattr(docs, "__len__") else list(docs)
+    return [docs[index] for index in sorted(order[:half] if split == "dev" else order[half:])]
 
 
 class FewShotSampler:
-    """A sampler of few-shot examples that never draws the document being evaluated."""
+    """A sampler of few-shot examples that never draws the document being evaluated, `doc`."""
 
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
@@ -134,30 +132,22 @@ def build_items(task: Any, docs: Sequence[Any], count: int, apart: bool) -> list
             chat_template=None,
             gen_prefix=task.doc_to_prefix(doc),
         )
-        name = task.task_name
-        shown = (context if isinstance(context, str) else "\n".join(context)).rstrip()
+        target = task.doc_to_target(doc)  # as text, for people
+        if isinstance(target, int) and getattr(task.config, "doc_to_choice", None) is not None:
+            target = dict(enumerate(task.doc_to_choice(doc))).get(target, target)
         items.append(
             {
-                "id": f"{name}:{index}",
-                "task": name,
+                "id": f"{task.task_name}:{index}",
+                "task": task.task_name,
                 "doc": doc,
                 "context": context,
-                "prompt": shown,
-                "answer": format_target(task, doc),
+                "prompt": (context if isinstance(context, str) else "\n".join(context)).rstrip(),
+                "answer": str(target),
             }
         )
     if sampler is not None:
         task.sampler = sampler
     return items
-
-
-def format_target(task: Any, doc: Any) -> str:
-    """Return a document's target as text, for people."""
-    target = task.doc_to_target(doc)
-    if isinstance(target, int) and getattr(task.config, "doc_to_choice", None) is not None:
-        choices = task.doc_to_choice(doc)
-        return str(choices[target]) if 0 <= target < len(choices) else str(target)
-    return str(target)
 
 
 def build_instances(task: Any, item: Item) -> list[Any]:
@@ -216,6 +206,11 @@ def build_gold_example(task: Any, item: Item, metric: str) -> Example:
     return Example(request.prompt, request.choices, gold, units=units)
 
 
+def is_higher_better(task: Any, metric: str) -> bool:
+    """Return whether a higher value of a metric is better; lm-eval's default is that it is."""
+    return bool(task.higher_is_better().get(metric, True))
+
+
 def mean_metrics(task: Any) -> list[str]:
     """Return the metrics that are means over documents; for complete texts, the bits per byte.
 
@@ -223,21 +218,20 @@ def mean_metrics(task: Any) -> list[str]:
     """
     from lm_eval.api.registry import get_aggregation
 
+    average = get_aggregation("mean")
     if task.OUTPUT_TYPE == "loglikelihood_rolling":
         return [metric for metric in task.aggregation() if metric == "bits_per_byte"]
-    average = get_aggregation("mean")
-    means = [metric for metric, combine in task.aggregation().items() if combine is average]
-    return [one for one in means if is_higher_better(task, one) or one in WORST_VALUES]
-
-
-def is_higher_better(task: Any, metric: str) -> bool:
-    """Return whether a higher value of a metric is better; lm-eval's default is that it is."""
-    return bool(task.higher_is_better().get(metric, True))
+    return [
+        metric
+        for metric, combine in task.aggregation().items()
+        if combine is average and (is_higher_better(task, metric) or metric in WORST_VALUES)
+    ]
 
 
 def compute_metrics(task: Any, item: Item, responses: Sequence[Any]) -> dict[str, float]:
     """Return a document's numeric metrics; empty if a metric fails."""
-    if any(math.isnan(number) for number in _float_responses(responses)):
+    firsts = [one[0] if isinstance(one, tuple) else one for one in responses]
+    if any(isinstance(one, float) and math.isnan(one) for one in firsts):
         return {}
     try:
         found = task.process_results(item["doc"], responses)
@@ -251,17 +245,6 @@ def compute_metrics(task: Any, item: Item, responses: Sequence[Any]) -> dict[str
     return {name: number for name, number in numbers.items() if math.isfinite(number)}
 
 
-def is_readable(responses: Sequence[Any]) -> bool:
-    """Return whether any text is not empty."""
-    texts = [one for one in responses if isinstance(one, str)]
-    return not texts or any(text.strip() not in ("", INVALID_TEXT) for text in texts)
-
-
-def _float_responses(responses: Sequence[Any]) -> list[float]:
-    firsts = [one[0] if isinstance(one, tuple) else one for one in responses]
-    return [number for number in firsts if isinstance(number, float)]
-
-
 ROLLING_WINDOW, ROLLING_CONTEXT = 1000, 500
 """Characters of a long text scored together, and characters shown before them."""
 
@@ -272,11 +255,12 @@ LENGTH_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_t
 
 
 class InstanceRequests(NamedTuple):
-    """Instances (of one kind, with one context) and the requests that answer them."""
+    """Instances (of one kind, with one context), requests that answer them, and stop strings."""
 
     kind: str
     instances: list[Any]
     requests: list[Request]
+    stops: tuple[str, ...] = ()
 
 
 def group_requests(instances: Sequence[Any]) -> list[InstanceRequests]:
@@ -291,15 +275,59 @@ def group_requests(instances: Sequence[Any]) -> list[InstanceRequests]:
     return [_build_requests(list(group)) for _, group in grouped]
 
 
+def _build_requests(group: list[Any]) -> InstanceRequests:
+    kind, context = group[0].request_type, group[0].args[0]
+    if kind == "loglikelihood":
+        # A word and the space before it are one token: the space belongs to the word.
+        shown = context.rstrip()
+        choices = tuple(context[len(shown) :] + one.args[1] for one in group)
+        return InstanceRequests(kind, group, [Request(shown, 0, choices)])
+    if kind == "loglikelihood_rolling":
+        requests = [
+            Request(preceding_context(context, at, ROLLING_CONTEXT), 0, (part,))
+            for at, part in split_windows(context, ROLLING_WINDOW)
+        ]
+        return InstanceRequests(kind, group, requests)
+    if kind != "generate_until":
+        raise UserError(f"task=lm_eval: it requires {kind}, which is not supported.")
+    settings = group[0].args[1]
+    if settings.get("do_sample") and settings.get("temperature") != 0:
+        raise UserError(
+            f"task=lm_eval: {group[0].task_name} samples (do_sample), but a search needs "
+            "greedy answers; set do_sample: false in your own yaml."
+        )
+    limits = (settings[key] for key in LENGTH_KEYS if settings.get(key))
+    until = settings.get("until") or ()
+    stops = tuple(filter(None, (until,) if isinstance(until, str) else until))
+    request = Request(
+        context,
+        int(next(limits, DEFAULT_NEW_TOKENS)),
+        stop_check=partial(contains_stop, stops),
+    )
+    return InstanceRequests(kind, group, [request], stops)
+
+
+def contains_stop(stops: Sequence[str], text: str) -> bool:
+    """Return whether the text contains a stop string."""
+    return any(stop in text for stop in stops)
+
+
 def set_responses(group: InstanceRequests, completions: Iterator[Completion]) -> None:
     """Set the instances' responses, as lm-eval's models do."""
     answers = [next(completions) for _ in group.requests]
+    responses: list[Any]
     if group.kind == "loglikelihood":
-        responses: list[Any] = _loglikelihoods(group, answers[0])
+        (answer,), count = answers, len(group.instances)
+        if len(answer.logprobs) != count:
+            raise UserError(
+                "task=lm_eval: this task needs a model that returns log probabilities; this one "
+                "does not."
+            )
+        responses = list(zip(answer.logprobs, answer.greedy or (False,) * count, strict=True))
     elif group.kind == "loglikelihood_rolling":
         responses = [sum(choice_logprob(one, "task=lm_eval") for one in answers)]
     else:
-        responses = [cut_at_stops(answers[0].text, _stop_strings(group.instances[0]))]
+        responses = [cut_at_stops(answers[0].text, group.stops)]
     for instance, response in zip(group.instances, responses, strict=True):
         # Greedy decoding returns the same text for every repeat.
         instance.resps = [response] * (instance.repeats or 1)
@@ -307,66 +335,9 @@ def set_responses(group: InstanceRequests, completions: Iterator[Completion]) ->
 
 def cut_at_stops(text: str, stops: Sequence[str]) -> str:
     """Return the text up to the first stop string."""
-    for stop in filter(None, stops):
+    for stop in stops:
         text = text.split(stop)[0]
     return text
-
-
-def contains_stop(stops: Sequence[str], text: str) -> bool:
-    """Return whether the text contains a stop string."""
-    return any(stop in text for stop in stops if stop)
-
-
-def _build_requests(group: list[Any]) -> InstanceRequests:
-    kind, context = group[0].request_type, group[0].args[0]
-    if kind == "loglikelihood":
-        # A word and the space before it are one token: the space belongs to the word.
-        shown = context.rstrip()
-        spaces = context[len(shown) :]
-        choices = tuple(spaces + one.args[1] for one in group)
-        return InstanceRequests(kind, group, [Request(shown, 0, choices)])
-    if kind == "loglikelihood_rolling":
-        parts = split_windows(context, ROLLING_WINDOW)
-        requests = [
-            Request(preceding_context(context, at, ROLLING_CONTEXT), 0, (part,))
-            for at, part in parts
-        ]
-        return InstanceRequests(kind, group, requests)
-    if kind != "generate_until":
-        raise UserError(f"task=lm_eval: it requires {kind}, which is not supported.")
-    return InstanceRequests(kind, group, [_generation_request(context, group[0])])
-
-
-def _generation_request(context: str, instance: Any) -> Request:
-    settings = instance.args[1]
-    if settings.get("do_sample") and settings.get("temperature") != 0:
-        raise UserError(
-            f"task=lm_eval: {instance.task_name} samples (do_sample), but a search needs "
-            "greedy answers; set do_sample: false in your own yaml."
-        )
-    max_tokens = next(
-        (settings[key] for key in LENGTH_KEYS if settings.get(key)), DEFAULT_NEW_TOKENS
-    )
-    return Request(
-        context, int(max_tokens), stop_check=partial(contains_stop, _stop_strings(instance))
-    )
-
-
-def _stop_strings(instance: Any) -> tuple[str, ...]:
-    stops = instance.args[1].get("until") or ()
-    return (stops,) if isinstance(stops, str) else tuple(stops)
-
-
-def _loglikelihoods(
-    instances: InstanceRequests, completion: Completion
-) -> list[tuple[float, bool]]:
-    count = len(instances.requests[0].choices)
-    if len(completion.logprobs) != count:
-        raise UserError(
-            "task=lm_eval: this task needs a model that returns log probabilities; this one "
-            "does not."
-        )
-    return list(zip(completion.logprobs, completion.greedy or (False,) * count, strict=True))
 
 
 def lm_eval(
@@ -440,7 +411,6 @@ class LMEvalTask(Task):
     max_prompt_tokens: Positive | None = None
 
     votes = False
-    lowest = 0.0
 
     def __post_init__(self) -> None:
         self._splits: dict[str, tuple[Item, ...]] = {}
@@ -453,7 +423,6 @@ class LMEvalTask(Task):
         return {**self.__dict__, "_tasks": {}}
 
     def check(self) -> None:
-        """Check that the package is installed; see `Setup.check`."""
         if find_spec("lm_eval") is None:
             raise UserError(
                 f"task={self.name} needs the lm-evaluation-harness, which is not installed: "
@@ -477,14 +446,12 @@ class LMEvalTask(Task):
         self.load_tasks()
 
     def items(self, split: str) -> Sequence[Item]:
-        """Return the documents of "dev" or "test" with their prompts; see `Task.items`."""
         check_split(split)
         if split not in self._splits:
             self._splits[split] = self._build_items(split)
         return self._splits[split]
 
     def replace_items(self, split: str, items: Sequence[Item]) -> None:
-        """Replace a split's documents from now on."""
         self._splits[split] = tuple(items)
 
     def run(self, items: Sequence[Item]) -> TaskRun:
@@ -549,8 +516,9 @@ class LMEvalTask(Task):
         if metric not in measures:
             return Score(self.grade(item, None), None, text, measures=measures)
         value = measures[metric] if is_higher_better(task, metric) else -measures[metric]
-        answer = repr(value) if is_readable(responses) else None
-        return Score(value, answer, text, measures=measures)
+        texts = [one.strip() for one in responses if isinstance(one, str)]
+        readable = not texts or any(one not in ("", INVALID_TEXT) for one in texts)
+        return Score(value, repr(value) if readable else None, text, measures=measures)
 
     def load_tasks(self) -> Mapping[str, Any]:
         """Return lm-eval's tasks by name, loaded once per process.
@@ -558,24 +526,22 @@ class LMEvalTask(Task):
         Raises:
             UserError: The package is missing, the task is unknown, or lm-eval cannot load it.
         """
-        if not self._tasks:
-            self.check()
-            self._tasks = load_lm_eval_tasks(self.task, self.include_path)
-            for task in self._tasks.values():
-                self._prepare_task(task)
+        if self._tasks:
+            return self._tasks
+        self.check()
+        self._tasks = load_lm_eval_tasks(self.task, self.include_path)
+        for task in self._tasks.values():
+            configured = task.get_config("num_fewshot")
+            wanted = configured if self.num_fewshot is None or configured == 0 else self.num_fewshot
+            task.set_config(key="num_fewshot", value=wanted or 0)
+            if getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False):
+                raise UserError(
+                    f"task.tasks={self.task}: tasks that run the model's code or show images are "
+                    "not supported"
+                )
+            if not is_higher_better(task, self._select_metric(task)[0]):
+                self.lowest = -math.inf
         return self._tasks
-
-    def _prepare_task(self, task: Any) -> None:
-        configured = task.get_config("num_fewshot")
-        wanted = configured if self.num_fewshot is None or configured == 0 else self.num_fewshot
-        task.set_config(key="num_fewshot", value=wanted or 0)
-        if getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False):
-            raise UserError(
-                f"task.tasks={self.task}: tasks that run the model's code or show images are "
-                "not supported"
-            )
-        if not is_higher_better(task, self._select_metric(task)[0]):
-            self.lowest = -math.inf
 
     def _select_metric(self, task: Any) -> tuple[str, str]:
         """Return the metric and the filter that count."""

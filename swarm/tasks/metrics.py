@@ -42,12 +42,29 @@ MIN_ANSWERS = 10
 
 def utility_with_interval(task: Task, scores: Sequence[Score]) -> MeanInterval:
     """Return a task's utility of these scores with its 95 % interval."""
-    values = [score.value for score in scores]
     if is_mean_utility(task, scores):
-        return mean_interval(values, signed=task.lowest < 0)
+        return mean_interval([score.value for score in scores], signed=task.lowest < 0)
     return utility_interval(
         lambda indices: task.utility([scores[i] for i in indices]), [s.part for s in scores]
     )
+
+
+def paired_gain(task: Task, after: Sequence[Score], before: Sequence[Score]) -> PairedTest:
+    """Test the difference of two models' utilities on the same items."""
+    if is_mean_utility(task, after):
+        return paired_test([s.value for s in after], [s.value for s in before])
+    return utility_test(
+        lambda indices: (
+            task.utility([after[i] for i in indices]) - task.utility([before[i] for i in indices])
+        ),
+        [s.part for s in after],
+    )
+
+
+def is_mean_utility(task: Task, scores: Sequence[Score]) -> bool:
+    """Return whether the utility is the plain mean; never true of a mixture."""
+    mean = sum(s.value for s in scores) / len(scores)
+    return not scores[0].part and abs(task.utility(scores) - mean) < 1e-9
 
 
 @dataclass(frozen=True)
@@ -121,6 +138,14 @@ def item_domain(item: Item) -> str:
     return KIND_PREFIX + ("letter" if "choices" in item else answer_kind(golds[0]))
 
 
+def group_items_by_domain(items: Sequence[Item]) -> dict[str, list[int]]:
+    """Return the indices of each domain's items."""
+    found: dict[str, list[int]] = {}
+    for index, item in enumerate(items):
+        found.setdefault(item_domain(item), []).append(index)
+    return found
+
+
 def measure_domains(
     task: Task, items: Sequence[Item], scores: Sequence[Score]
 ) -> dict[str, Measured]:
@@ -128,15 +153,25 @@ def measure_domains(
     found = {}
     for domain, indices in group_items_by_domain(items).items():
         mine = [scores[index] for index in indices]
-        leaf, inner = _unwrap_subtask(task, mine)
-        answer, share, _ = _most_common_answer(mine)
-        if not leaf.votes:
-            answer, share = None, 0.0
+        leaf, inner = task, mine
+        if task.tasks:
+            for name in mine[0].part.split("/"):
+                leaf = leaf.tasks[name]
+            inner = [replace(score, part="") for score in mine]
+        answer, share, _ = _most_common_answer(mine) if leaf.votes else (None, 0.0, 0)
         interval = utility_with_interval(leaf, inner)
         found[domain] = Measured(
             *interval, unparsed_rate(mine), commonest=answer, commonest_share=share
         )
     return found
+
+
+def _most_common_answer(scores: Sequence[Score]) -> tuple[str | None, float, int]:
+    """Return the most common parsed answer, its share, and the number of parsed answers."""
+    counted = Counter(score.answer for score in scores if score.answer)
+    count = counted.total()
+    answer, times = counted.most_common(1)[0] if counted else (None, 0)
+    return answer, times / max(1, count), count
 
 
 def find_one_answer_domains(
@@ -150,30 +185,23 @@ def find_one_answer_domains(
     """
     if not task.votes:
         return []
-
-    def find_warnings(domain: str | None, indices: Sequence[int]) -> list[OneAnswer]:
-        answer, share, count = _most_common_answer([scores[index] for index in indices])
-        if answer is None or count < MIN_ANSWERS or share <= ONE_ANSWER_SHARE:
-            return []
-        right = fmean(task.grade(items[index], answer) > 0 for index in indices)
-        if right > ONE_ANSWER_SHARE:
-            return []
-        return [OneAnswer(domain, answer, share, count, right)]
-
     domains = group_items_by_domain(items)
     answered = {item_domain(i) for i, s in zip(items, scores, strict=True) if s.answer}
-    if len(answered) > 1 and (found := find_warnings(None, range(len(items)))):
-        return found
-    return [
-        one for domain, positions in domains.items() for one in find_warnings(domain, positions)
-    ]
-
-
-def _inner_item(item: Item) -> Item:
-    """Return the item that an item of a mixture wraps."""
-    while "part" in item and isinstance(item.get("item"), Mapping):
-        item = item["item"]
-    return item
+    groups: list[list[tuple[str | None, Sequence[int]]]] = [list(domains.items())]
+    if len(answered) > 1:
+        groups.insert(0, [(None, range(len(items)))])
+    found: list[OneAnswer] = []
+    for group in groups:
+        for domain, indices in group:
+            answer, share, count = _most_common_answer([scores[index] for index in indices])
+            if answer is None or count < MIN_ANSWERS or share <= ONE_ANSWER_SHARE:
+                continue
+            right = fmean(task.grade(items[index], answer) > 0 for index in indices)
+            if right <= ONE_ANSWER_SHARE:
+                found.append(OneAnswer(domain, answer, share, count, right))
+        if found:
+            break
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,33 +233,32 @@ def best_constant_answers(task: Task, dev: Sequence[Item]) -> ConstantAnswers | 
     Args:
         dev: Items to choose on; never those of test.
     """
-    if not task.votes or not dev:
-        return None
-    candidates = _constant_candidates(task, dev)
-    if not candidates:
+
+    def candidates(items: Sequence[Item]) -> list[str]:
+        counted = Counter(gold for item in items for gold in _gold_answers(item))
+        golds = [gold for gold, _ in counted.most_common(MAX_CONSTANT_CANDIDATES)]
+        return list(dict.fromkeys([*golds, *task.constants]))
+
+    if not task.votes or not candidates(dev):
         return None
     overall = max(
-        candidates, key=lambda one: task.utility([_grade_answer(task, i, one) for i in dev])
+        candidates(dev), key=lambda one: task.utility([_grade_answer(task, i, one) for i in dev])
     )
     domains = {}
     for domain, indices in group_items_by_domain(dev).items():
         mine = [dev[index] for index in indices]
         domains[domain] = max(
-            _constant_candidates(task, mine) or [overall],
+            candidates(mine) or [overall],
             key=lambda one: fmean(task.grade(item, one) for item in mine),
         )
     return ConstantAnswers(overall, domains)
 
 
-def _constant_candidates(task: Task, items: Sequence[Item]) -> list[str]:
-    counted = Counter(gold for item in items for gold in _gold_answers(item))
-    golds = [gold for gold, _ in counted.most_common(MAX_CONSTANT_CANDIDATES)]
-    return list(dict.fromkeys([*golds, *task.constants]))
-
-
 def _gold_answers(item: Item) -> list[str]:
-    """Return the gold answers of an item, or of the inner item of a mixture's item."""
-    gold = _inner_item(item).get("answer")
+    """Return the gold answers of an item, or of the innermost item of a mixture's item."""
+    while "part" in item and isinstance(item.get("item"), Mapping):
+        item = item["item"]
+    gold = item.get("answer")
     several = gold if isinstance(gold, list) else [gold]
     return [str(one) for one in several if isinstance(one, str | int | float)]
 
@@ -239,49 +266,6 @@ def _gold_answers(item: Item) -> list[str]:
 def _grade_answer(task: Task, item: Item, answer: str) -> Score:
     part = str(item["part"]) if "part" in item and "item" in item else ""
     return Score(task.grade(item, answer), answer, part=part)
-
-
-def group_items_by_domain(items: Sequence[Item]) -> dict[str, list[int]]:
-    """Return the indices of each domain's items."""
-    found: dict[str, list[int]] = {}
-    for index, item in enumerate(items):
-        found.setdefault(item_domain(item), []).append(index)
-    return found
-
-
-def _unwrap_subtask(task: Task, scores: Sequence[Score]) -> tuple[Task, list[Score]]:
-    """Return the task of the part that all these scores belong to, and its original scores."""
-    if not task.tasks:
-        return task, list(scores)
-    for name in scores[0].part.split("/"):
-        task = task.tasks[name]
-    return task, [replace(score, part="") for score in scores]
-
-
-def _most_common_answer(scores: Sequence[Score]) -> tuple[str | None, float, int]:
-    """Return the most common parsed answer, its share, and the number of parsed answers."""
-    counted = Counter(score.answer for score in scores if score.answer)
-    count = counted.total()
-    answer, times = counted.most_common(1)[0] if counted else (None, 0)
-    return answer, times / max(1, count), count
-
-
-def paired_gain(task: Task, after: Sequence[Score], before: Sequence[Score]) -> PairedTest:
-    """Test the difference of two models' utilities on the same items."""
-    if is_mean_utility(task, after):
-        return paired_test([s.value for s in after], [s.value for s in before])
-    return utility_test(
-        lambda indices: (
-            task.utility([after[i] for i in indices]) - task.utility([before[i] for i in indices])
-        ),
-        [s.part for s in after],
-    )
-
-
-def is_mean_utility(task: Task, scores: Sequence[Score]) -> bool:
-    """Return whether the utility is the plain mean; never true of a mixture."""
-    mean = sum(s.value for s in scores) / len(scores)
-    return not scores[0].part and abs(task.utility(scores) - mean) < 1e-9
 
 
 def majority_vote(

@@ -3,7 +3,6 @@
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean, harmonic_mean
-from types import MappingProxyType
 from typing import Any, Literal
 
 from swarm._util.settings import Number, Text, checked
@@ -12,11 +11,6 @@ from swarm.models.base import Completion, Example, Request
 from swarm.tasks.base import Item, Score, Task, TaskRun
 
 Combination = Literal["harmonic", "mean", "minimum", "weights"]
-
-NO_HARMONIC_MEAN = (
-    "task.combine=harmonic: {} {}, and the harmonic mean needs values of 0 or more:"
-    " use task.combine=mean, minimum or weights{}."
-)
 
 
 @checked("task")
@@ -48,8 +42,6 @@ class Mixture(Task):
         UserError: A value is not allowed.
     """
 
-    tasks: Mapping[str, Task] = MappingProxyType({})
-
     def __init__(
         self,
         name: Text,
@@ -79,29 +71,39 @@ class Mixture(Task):
         self._check_no_negative()
 
     @property
-    def votes(self) -> bool:
-        """See `Task.votes`."""
+    def votes(self) -> bool:  # type: ignore[override]
+        """Whether answers to all parts can be voted on."""
         return all(task.votes for task in self.tasks.values())
 
     @property
-    def needs_setup(self) -> bool:
-        """See `Task.needs_setup`."""
+    def needs_setup(self) -> bool:  # type: ignore[override]
+        """Whether a part needs it."""
         return any(task.needs_setup for task in self.tasks.values())
 
     @property
-    def lowest(self) -> float:
+    def lowest(self) -> float:  # type: ignore[override]
         """The lowest of the parts' bounds, or 0."""
         return min(0.0, *(task.lowest for task in self.tasks.values()))
 
     @property
-    def rounds(self) -> int:
-        """The most rounds of any part; see `Task`."""
+    def rounds(self) -> int:  # type: ignore[override]
+        """The most rounds of any part."""
         return max(task.rounds for task in self.tasks.values())
 
     @property
-    def constants(self) -> tuple[str, ...]:
-        """The parts' constants; see `Task`."""
+    def constants(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The parts' constants."""
         return tuple(dict.fromkeys(one for task in self.tasks.values() for one in task.constants))
+
+    @property
+    def signal(self) -> str:  # type: ignore[override]
+        """The signals of the parts that have one: "hearsay: both, gsm8k: logprob"."""
+        return ", ".join(f"{n}: {task.signal}" for n, task in self.tasks.items() if task.signal)
+
+    @property
+    def black_box(self) -> bool:  # type: ignore[override]
+        """Whether it is true of a part."""
+        return any(task.black_box for task in self.tasks.values())
 
     @property
     def metric_task(self) -> "Mixture":
@@ -110,16 +112,6 @@ class Mixture(Task):
         if all(parts[part] is task for part, task in self.tasks.items()):
             return self
         return Mixture(self.name, parts, self.combine, self.weights)
-
-    @property
-    def signal(self) -> str:
-        """The signals of the parts that have one: "hearsay: both, gsm8k: logprob"."""
-        return ", ".join(f"{n}: {task.signal}" for n, task in self.tasks.items() if task.signal)
-
-    @property
-    def black_box(self) -> bool:
-        """Whether it is true of a part; see `Task.black_box`."""
-        return any(task.black_box for task in self.tasks.values())
 
     @property
     def gold_error(self) -> str | None:
@@ -132,7 +124,7 @@ class Mixture(Task):
             {
                 **item,
                 "id": f"{part}/{item['id']}",
-                "part": self._subtask_path(part, item),
+                "part": f"{part}/{item['part']}" if isinstance(task, Mixture) else part,
                 "item": item,
             }
             for part, task in self.tasks.items()
@@ -175,19 +167,16 @@ class Mixture(Task):
         found = []
         for item in items:
             part = _subtask_name(item)
-            task = self.tasks[part]
-            (example,) = task.gold_examples([item["item"]])
+            (example,) = self.tasks[part].gold_examples([item["item"]])
             weight = example.weight * scale * shares[part] / sizes[part]
             found.append(replace(example, weight=weight))
         return found
 
     def check(self) -> None:
-        """Check every part."""
         for task in self.tasks.values():
             task.check()
 
     def open(self, device: str) -> None:
-        """Open every part."""
         for task in self.tasks.values():
             task.open(device)
 
@@ -206,7 +195,6 @@ class Mixture(Task):
         return {part: scale for part, scale in found.items() if scale is not None} or None
 
     def restore_scale(self, scale: Mapping[str, Any]) -> None:
-        """Set the parts' scales that `calibrate` returned."""
         for part in self.tasks.keys() & scale.keys():
             self.tasks[part].restore_scale(scale[part])
 
@@ -217,13 +205,22 @@ class Mixture(Task):
         return replace(scaled, part=score.part)
 
     def check_scale(self, alone: bool = True) -> None:
-        """Check every part; see `Task.check_scale`."""
         for task in self.tasks.values():
             task.check_scale(alone=False)
 
     def grade(self, item: Item, answer: str | None) -> float:
         """Return the value of a parsed answer, graded by the item's part."""
         return self.tasks[_subtask_name(item)].grade(item["item"], answer)
+
+    def scores_by_subtask(self, scores: Sequence[Score]) -> dict[str, list[Score]]:
+        """Return the scores of each part, as the part itself returned them."""
+        found: dict[str, list[Score]] = {part: [] for part in self.tasks}
+        for score in scores:
+            part, _, inner = score.part.partition("/")
+            if part not in found:
+                raise ValueError(f'{self.name}: a score of an unknown part "{score.part}"')
+            found[part].append(replace(score, part=inner))
+        return found
 
     def subtask_utilities(self, scores: Sequence[Score]) -> dict[str, float]:
         """Return each part's utility, in the parts' order and units.
@@ -244,37 +241,30 @@ class Mixture(Task):
             ValueError: As `subtask_utilities`.
         """
         utilities = self.subtask_utilities(scores)
+        values = list(utilities.values())
         if self.combine == "minimum":
-            return min(utilities.values())
-        if self.combine == "mean":
-            return fmean(utilities.values())
-        if self.weights is not None:
-            return fmean(utilities.values(), [self.weights[part] for part in utilities])
-        part = min(utilities, key=lambda part: utilities[part])
-        if utilities[part] < 0:
-            raise UserError(NO_HARMONIC_MEAN.format(part, f"is {utilities[part]:.4g}", ""))
-        return float(harmonic_mean(list(utilities.values())))
+            return min(values)
+        if self.combine == "harmonic":
+            part = min(utilities, key=lambda part: utilities[part])
+            if utilities[part] < 0:
+                raise _no_harmonic_mean(part, f"is {utilities[part]:.4g}")
+            return float(harmonic_mean(values))
+        return fmean(values, [(self.weights or {}).get(part, 1.0) for part in utilities])
 
     def _check_no_negative(self) -> None:
         for part, task in self.tasks.items():
             if self.combine == "harmonic" and task.lowest < 0:
-                by_logprob = task.signal == "logprob"
-                what = f"{'by its signal=logprob ' * by_logprob}can be negative"
-                way_out = f", or task.tasks.{part}.signal=both" * by_logprob
-                raise UserError(NO_HARMONIC_MEAN.format(part, what, way_out))
+                if task.signal == "logprob":
+                    remedy = f", or task.tasks.{part}.signal=both"
+                    raise _no_harmonic_mean(part, "by its signal=logprob can be negative", remedy)
+                raise _no_harmonic_mean(part, "can be negative")
 
-    def scores_by_subtask(self, scores: Sequence[Score]) -> dict[str, list[Score]]:
-        """Return the scores of each part, as the part itself returned them."""
-        found: dict[str, list[Score]] = {part: [] for part in self.tasks}
-        for score in scores:
-            part, _, inner = score.part.partition("/")
-            if part not in found:
-                raise ValueError(f'{self.name}: a score of an unknown part "{score.part}"')
-            found[part].append(replace(score, part=inner))
-        return found
 
-    def _subtask_path(self, part: str, item: Item) -> str:
-        return f"{part}/{item['part']}" if isinstance(self.tasks[part], Mixture) else part
+def _no_harmonic_mean(part: str, why: str, remedy: str = "") -> UserError:
+    return UserError(
+        f"task.combine=harmonic: {part} {why}, and the harmonic mean needs values of 0 or more: "
+        f"use task.combine=mean, minimum or weights{remedy}."
+    )
 
 
 def _run_lockstep(

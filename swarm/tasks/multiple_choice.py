@@ -57,7 +57,6 @@ class MultipleChoice(QuestionTask):
             raise UserError(f"task.template={self.template!r}: must contain {QUESTION_FIELD}")
 
     def item_error(self, item: Item) -> str | None:
-        """See `DataTask.item_error`."""
         return choice_item_error(item)
 
     def grade(self, item: Item, answer: str | None) -> float:
@@ -76,7 +75,8 @@ class MultipleChoice(QuestionTask):
 
     def gold_text(self, item: Item) -> str:
         """Return the right letter, or with `scoring` "text" the right choice's text."""
-        return _choice_text(item, item["answer"]) if self.scoring == "text" else str(item["answer"])
+        gold: str = item["answer"]
+        return item["choices"][gold].strip() if self.scoring == "text" else gold
 
     def gold_examples(self, items: Sequence[Item]) -> list[Example]:
         """See `Task.gold_examples`: the right choice's share among all choices.
@@ -84,13 +84,13 @@ class MultipleChoice(QuestionTask):
         A choice is its letter; with `scoring` "text" it is its text, and the shares are those of
         the log probabilities per character (nats per character, softmax over the choices).
         """
-        return [self._gold_example(item) for item in items]
-
-    def _gold_example(self, item: Item) -> Example:
-        prompt = self._build_prompt(item)
-        gold = list(item["choices"]).index(item["answer"])
-        units = tuple(map(float, _choice_lengths(item))) if self.scoring == "text" else ()
-        return Example(prompt, self._build_options(item, prompt), gold, units=units)
+        examples = []
+        for item in items:
+            prompt = self._build_prompt(item)
+            gold = list(item["choices"]).index(item["answer"])
+            units = tuple(map(float, self._lengths(item))) if self.scoring == "text" else ()
+            examples.append(Example(prompt, self._build_options(item, prompt), gold, units=units))
+        return examples
 
     def _build_prompt(self, item: Item) -> Prompt:
         if self.scoring == "text":
@@ -99,9 +99,14 @@ class MultipleChoice(QuestionTask):
 
     def _build_options(self, item: Item, prompt: Prompt) -> tuple[str, ...]:
         """Return each choice as a continuation of the prompt."""
-        letters = list(item["choices"])
-        texts = [_choice_text(item, one) for one in letters] if self.scoring == "text" else letters
+        choices = item["choices"]
+        texts = [one.strip() for one in choices.values()] if self.scoring == "text" else choices
         return tuple(format_continuation(prompt, text) for text in texts)
+
+    def _lengths(self, item: Item) -> list[int]:
+        """Return the units by which the log probabilities of the choices are divided."""
+        texts = item["choices"].values()
+        return [len(text.strip()) if self.scoring == "text" else 1 for text in texts]
 
     def read_answer(self, item: Item, completion: Completion) -> str | None:
         """Return the letter that a completion picks, or `None`.
@@ -110,12 +115,20 @@ class MultipleChoice(QuestionTask):
             UserError: Choices were to be scored and the model returned no log probabilities.
         """
         choices = item["choices"]
-        if self.scoring != "generate":
-            lengths = _choice_lengths(item) if self.scoring == "text" else [1] * len(choices)
-            return _most_likely_option(self.scoring, list(choices), completion.logprobs, lengths)
-        if self.parser == "original":
-            return parsing.extract_letter_original(completion.text, choices)
-        return parsing.extract_letter(completion.text, choices)
+        if self.scoring == "generate":
+            original = self.parser == "original"
+            extract = parsing.extract_letter_original if original else parsing.extract_letter
+            return extract(completion.text, choices)
+        if len(completion.logprobs) != len(choices):
+            raise UserError(
+                f"task.scoring={self.scoring} needs a model that returns log probabilities of "
+                "choices; this one does not: use task.scoring=generate"
+            )
+        rows = zip(completion.logprobs, self._lengths(item), choices, strict=True)
+        known = [
+            (logprob / length, letter) for logprob, length, letter in rows if not isnan(logprob)
+        ]
+        return max(known, key=lambda pair: pair[0])[1] if known else None
 
 
 def build_choice_prompt(item: Item, instruction: str | None) -> str:
@@ -129,7 +142,7 @@ def build_choice_prompt(item: Item, instruction: str | None) -> str:
 
 def choice_item_error(item: Item) -> str | None:
     """Return the error of a multiple-choice item, or `None`."""
-    if (error := text_field_error(item, "question")) is not None:
+    if error := text_field_error(item, "question"):
         return error
     choices = item.get("choices")
     if not isinstance(choices, Mapping) or len(choices) < 2:
@@ -147,27 +160,3 @@ def choice_item_error(item: Item) -> str | None:
         among = f"{item['answer']!r} is not one of {', '.join(choices)}"
         return f'its "answer" is not among its choices: {among}'
     return None
-
-
-def _choice_text(item: Item, letter: str) -> str:
-    text: str = item["choices"][letter]
-    return text.strip()
-
-
-def _choice_lengths(item: Item) -> list[int]:
-    """Return the number of characters of each choice's text."""
-    return [len(_choice_text(item, letter)) for letter in item["choices"]]
-
-
-def _most_likely_option(
-    scoring: str, options: Sequence[str], logprobs: Sequence[float], lengths: Sequence[int]
-) -> str | None:
-    """Return the option of highest log probability per unit of length; the first of equals."""
-    if len(logprobs) != len(options):
-        raise UserError(
-            f"task.scoring={scoring} needs a model that returns log probabilities of choices; "
-            "this one does not: use task.scoring=generate"
-        )
-    rows = zip(logprobs, lengths, options, strict=True)
-    known = [(value / length, key) for value, length, key in rows if not isnan(value)]
-    return max(known, key=lambda pair: pair[0])[1] if known else None

@@ -17,10 +17,10 @@ inside a choice's own words ("Vitamin C") do not count.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
+from typing import NamedTuple
 
 ANSWER_KINDS = {
     "yes": "yes or no",
@@ -173,8 +173,7 @@ def stated(text: str) -> str | None:
         text = text[: cut.start()]
     outside = PARENTHESES.sub(lambda found: " " * len(found.group()), text)
     for shown in (outside, text):
-        numbers = [one for one in NUMBER.finditer(shown) if not _names(shown, one)]
-        if numbers:
+        if numbers := [one for one in NUMBER.finditer(shown) if not _names(shown, one)]:
             break
     else:
         every = NUMBER.findall(text)
@@ -185,7 +184,8 @@ def stated(text: str) -> str | None:
         return normalize_number(quantities[-1].group())
     found, position = result
     for one in reversed(quantities):
-        if one.start() > position and CONCLUDES.search(_sentence(shown, one)):
+        sentence = re.split(r"[.!?]\s|\n", shown[: one.start()])[-1]
+        if one.start() > position and CONCLUDES.search(sentence):
             return normalize_number(one.group())
     return normalize_number(found)
 
@@ -220,16 +220,11 @@ def _aside(text: str, number: re.Match[str], numbers: list[re.Match[str]]) -> bo
     return any(begin <= one.start() < start for one in numbers)
 
 
-def _sentence(text: str, number: re.Match[str]) -> str:
-    """Return the sentence up to a number."""
-    before = text[: number.start()]
-    return re.split(r"[.!?]\s|\n", before)[-1]
-
-
 def _terms_end(text: str, number: re.Match[str]) -> int:
     """Return the end index of the expression that begins with a number."""
     found = TERMS.match(text, number.end())
-    return found.end() if found else number.end()
+    assert found is not None, "it matches an empty expression, too"
+    return found.end()
 
 
 def _result(text: str, number: re.Match[str]) -> str | None:
@@ -301,38 +296,35 @@ def _value_of_words(number: str) -> int:
     return total + current
 
 
-def extract_line(text: str) -> str | None:
-    """Return the complete first nonblank line: lower case, single spaces, no final punctuation.
+def extract_line(text: str, cased: bool = False) -> str | None:
+    """Return the complete first nonblank line: single spaces, no final punctuation.
 
     `None` if all lines are blank. "The answer is 7" is not "7", and "1 2 3" not "1 2".
+
+    Args:
+        cased: Keep upper and lower case; false returns lower case.
     """
-    return next(filter(None, map(_normalize_line, text.split("\n"))), None)
-
-
-def extract_cased_line(text: str) -> str | None:
-    """Return the first nonblank line as `extract_line` does, in its own case."""
-    return next(filter(None, map(_trim_line, text.split("\n"))), None)
+    return next(filter(None, (_normalize_line(line, cased) for line in text.split("\n"))), None)
 
 
 def is_line_final(text: str) -> bool:
     """True if the first nonblank line of `text` is that of every text that begins with it."""
-    return any(map(_normalize_line, text.split("\n")[:-1]))
+    return any(_normalize_line(line) for line in text.split("\n")[:-1])
 
 
-def is_same_line(answer: str, gold: str) -> bool:
-    """Return whether two lines differ in case, white space and final punctuation at most."""
-    return _normalize_line(answer) == _normalize_line(gold)
+def is_same_line(answer: str, gold: str, cased: bool = False) -> bool:
+    """Return whether two lines differ in white space, final punctuation and case at most.
 
-
-def is_same_cased_line(answer: str, gold: str) -> bool:
-    """Return whether two lines differ in white space and final punctuation at most."""
-    return _trim_line(answer) == _trim_line(gold)
+    Args:
+        cased: Case counts, too.
+    """
+    return _normalize_line(answer, cased) == _normalize_line(gold, cased)
 
 
 def extract_original(text: str, last_words: int | None) -> str | None:
     """Return the text, or its last words, in which the original searches the gold answer.
 
-    Words are separated by single spaces, as in the original.
+    Words are separated by single spaces, as in the original, for which "18" is in "118" too.
     """
     shown = text.strip()
     if last_words is not None:
@@ -340,26 +332,18 @@ def extract_original(text: str, last_words: int | None) -> str | None:
     return shown or None
 
 
-def is_same_original(answer: str, gold: str) -> bool:
-    """Apply the original's rule: the gold answer occurs anywhere in the text, "18" in "118" too."""
-    return gold in answer
-
-
 def _find_marked_number(text: str, take: str) -> re.Match[str] | None:
-    # A number's mark depends only on the text before it, so further text cannot change the first
-    # one.
+    # A number's mark depends only on the text before it: further text cannot change the first one.
     marks = FIRST_ANSWER_MARK if take == "first" else LAST_ANSWER_MARK
-    found = []
-    for pattern in (NUMBER, NUMBER_WORDS):
-        for number in pattern.finditer(text):
-            start = number.start()
-            # The complete prefix if it is short, so that only a number at the start "opens the
-            # text".
-            window = text[start - MARK_WINDOW : start]
-            before = text[:start] if start < MARK_WINDOW else "x" + window
-            if marks.search(before):
-                found.append(number)
-                break
+
+    def is_marked(number: re.Match[str]) -> bool:
+        start = number.start()
+        # The "x" stands for text further before: a number after it does not open the text.
+        cut = start >= MARK_WINDOW
+        return bool(marks.search("x" * cut + text[start - MARK_WINDOW if cut else 0 : start]))
+
+    each = (filter(is_marked, one.finditer(text)) for one in (NUMBER, NUMBER_WORDS))
+    found = [number for numbers in each if (number := next(numbers, None))]
     return min(found, key=lambda number: number.start(), default=None)
 
 
@@ -368,12 +352,8 @@ def _normalize_phrase(line: str) -> str:
     return " ".join(re.findall(r"\w+", rest.casefold()))
 
 
-def _normalize_line(line: str) -> str:
-    return _trim_line(line.casefold())
-
-
-def _trim_line(line: str) -> str:
-    return " ".join(line.split()).rstrip(".,;:!? ")
+def _normalize_line(line: str, cased: bool = False) -> str:
+    return " ".join((line if cased else line.casefold()).split()).rstrip(".,;:!? ")
 
 
 def _word_pattern(kind: str) -> re.Pattern[str]:
@@ -397,8 +377,7 @@ LETTER_OPENING = r"\A[\W_]*"
 BARE_WORDS = {"yes", "no", "true", "false", "not", "none", "all", "both", "neither"}
 
 
-@dataclass(frozen=True)
-class LetterPatterns:
+class LetterPatterns(NamedTuple):
     """Regular expressions for one set of letters; group 1 is the letter."""
 
     opening: re.Pattern[str]
@@ -440,11 +419,9 @@ def extract_letter_original(text: str, choices: Mapping[str, str]) -> str | None
     answers "Z", a letter that is always wrong.
     """
     shown = text.strip()
-    for part in (shown[:5], shown[-5:]):
-        for key in choices:
-            if key in part:
-                return key
-    return next((key for key in choices if choices[key].lower() in shown.lower()), None)
+    letters = (key for part in (shown[:5], shown[-5:]) for key in choices if key in part)
+    named = (key for key in choices if choices[key].lower() in shown.lower())
+    return next(letters, None) or next(named, None)
 
 
 def is_original_letter_final(choices: Mapping[str, str], text: str) -> bool:

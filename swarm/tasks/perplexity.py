@@ -4,9 +4,9 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from swarm._util.files import find_path, parse_json
+from swarm._util.files import find_path
+from swarm._util.jsonl import iter_json_lines, read_utf8
 from swarm._util.settings import Count, Positive, Text, checked
 from swarm.errors import UserError
 from swarm.models.base import Completion, Example, Request
@@ -73,16 +73,12 @@ class Perplexity(Task):
         return self._splits[split]
 
     def replace_items(self, split: str, items: Sequence[Item]) -> None:
-        """Replace a split's windows from now on."""
         self._splits[split] = add_mean_bytes(items)
 
     def run(self, items: Sequence[Item]) -> TaskRun:
         """Score every window, in one round."""
         completions = yield [Request(item["prompt"], 0, (item["answer"],)) for item in items]
-        return [
-            self.score_completion(item, completion)
-            for item, completion in zip(items, completions, strict=True)
-        ]
+        return [self.score_completion(*pair) for pair in zip(items, completions, strict=True)]
 
     def gold_examples(self, items: Sequence[Item]) -> list[Example]:
         """See `Task.gold_examples`: the loss in bits per byte, minus the utility."""
@@ -119,13 +115,24 @@ class Perplexity(Task):
         if self.file is None:
             raise UserError("task.file: name a text file, or a .jsonl file with one text per line.")
         path = find_path(self.file)
+        content = read_utf8(path)
+        if "\0" in content or not content.strip():
+            wrong = "contains zero bytes" if "\0" in content else "is empty"
+            raise UserError(f"task.file: {path} {wrong}; it must be a text file")
+        texts = [content]
+        if path.suffix == ".jsonl":
+            texts = []
+            for number, row in iter_json_lines(path, content):
+                if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+                    raise UserError(f'{path}, line {number}: is not {{"text": "..."}}')
+                texts.append(row["text"])
         found: list[Item] = [
             {
                 "id": f"{number}:{start}",
                 "prompt": preceding_context(text, start, self.context),
                 "answer": part,
             }
-            for number, text in enumerate(read_texts(path))
+            for number, text in enumerate(texts)
             for start, part in split_windows(text, self.window)
         ]
         if len(found) < 2:
@@ -146,38 +153,6 @@ def add_mean_bytes(items: Sequence[Item]) -> list[Item]:
     """Return the items, each with the mean bytes of all of them."""
     bytes_each = sum(count_bytes(item["answer"]) for item in items) / len(items)
     return [{**item, "mean_bytes": bytes_each} for item in items]
-
-
-def read_texts(path: Path) -> list[str]:
-    """Return the texts of a file: one, or one per line of a .jsonl file.
-
-    Raises:
-        UserError: It is missing, empty, no UTF-8 text, or a line has no "text".
-    """
-    try:
-        content = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError:
-        raise UserError(f"task.file: {path} is not UTF-8 text.") from None
-    except OSError as error:
-        raise UserError(f"task.file: {path} cannot be read: {error.strerror}.") from None
-    if "\0" in content:
-        raise UserError(f"task.file: {path} is not a text file: it contains zero bytes.")
-    if not content.strip():
-        raise UserError(f"task.file: {path} is empty.")
-    if path.suffix != ".jsonl":
-        return [content]
-    lines = content.split("\n")
-    return [_parse_line(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
-
-
-def _parse_line(path: Path, number: int, line: str) -> str:
-    try:
-        text = parse_json(line)["text"]
-    except (ValueError, TypeError, KeyError):
-        text = None
-    if not isinstance(text, str):
-        raise UserError(f'task.file: {path} line {number} is not {{"text": "..."}}.')
-    return text
 
 
 def split_windows(text: str, limit: int) -> list[tuple[int, str]]:

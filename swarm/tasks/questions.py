@@ -57,25 +57,22 @@ class QuestionTask(DataTask):
     max_new_tokens: Positive = 10
     signal: Signal = "accuracy"  # type: ignore[assignment]
 
+    gold_error = None
+
     @property
-    def highest(self) -> float:
-        """See `Task.highest`."""
+    def highest(self) -> float:  # type: ignore[override]
+        """Upper bound of the values, by the signal."""
         return 0.0 if self.signal == "logprob" else 1.0
 
     @property
-    def lowest(self) -> float:
-        """See `Task.lowest`."""
+    def lowest(self) -> float:  # type: ignore[override]
+        """Lower bound of the values, by the signal."""
         return MIN_LOGPROB if self.signal == "logprob" else 0.0
 
     @property
-    def votes(self) -> bool:
-        """See `Task.votes`; with another signal than accuracy a value is not that of an answer."""
+    def votes(self) -> bool:  # type: ignore[override]
+        """Whether a value is that of an answer, as it is with accuracy alone."""
         return self.signal == "accuracy"
-
-    @property
-    def gold_error(self) -> str | None:
-        """See `Task.gold_error`; every item has a gold answer."""
-        return None
 
     @property
     def metric_task(self) -> Self:
@@ -96,13 +93,20 @@ class QuestionTask(DataTask):
         golds = [] if self.signal == "accuracy" else [self.gold_request(item) for item in items]
         completions = yield [*requests, *golds]
         answered, forced = completions[: len(requests)], completions[len(requests) :]
-        likely = [self._logprob_per_token(completion) for completion in forced]
+        likely = [self._gold_score(completion) for completion in forced]
         if self.signal == "logprob":
-            return [_logprob_score(logprob) for logprob in likely]
+            return likely
         scores = [self.score_completion(*pair) for pair in zip(items, answered, strict=True)]
         if self.signal == "accuracy":
             return scores
-        return [_combine_score(score, one) for score, one in zip(scores, likely, strict=True)]
+        return [
+            replace(
+                score,
+                value=(score.value + math.exp(one.value)) / 2,
+                measures={"correct": score.value, "logprob": one.value},
+            )
+            for score, one in zip(scores, likely, strict=True)
+        ]
 
     @abstractmethod
     def build_request(self, item: Item) -> Request:
@@ -135,14 +139,17 @@ class QuestionTask(DataTask):
         """Return a prompt's text, or with `chat` the text as one user turn."""
         return (Message("user", text),) if self.chat else text
 
-    def _logprob_per_token(self, completion: Completion) -> float:
-        """Return the nats per token of the request's only choice; may be not finite."""
+    def _gold_score(self, completion: Completion) -> Score:
+        """Score the gold answer, the request's only choice, by its nats per token."""
         if len(completion.logprobs) != 1 or len(completion.choice_tokens) != 1:
             raise UserError(
                 f"task.signal={self.signal} needs a model that returns log probabilities of "
                 "the gold answer; this one does not: use task.signal=accuracy"
             )
-        return completion.logprobs[0] / max(1, completion.choice_tokens[0])
+        nats = completion.logprobs[0] / max(1, completion.choice_tokens[0])
+        if not math.isfinite(nats):
+            return Score(MIN_LOGPROB, None)
+        return Score(min(0.0, max(MIN_LOGPROB, nats)), "")  # rounding can lift one of 0 above it
 
 
 def format_continuation(prompt: Prompt, answer: str) -> str:
@@ -152,18 +159,3 @@ def format_continuation(prompt: Prompt, answer: str) -> str:
     """
     space = " " if isinstance(prompt, str) and not prompt[-1:].isspace() else ""
     return space + answer
-
-
-def _logprob_score(logprob: float) -> Score:
-    return Score(_clip_logprob(logprob), "" if math.isfinite(logprob) else None)
-
-
-def _combine_score(score: Score, logprob: float) -> Score:
-    logprob = _clip_logprob(logprob)
-    value = (score.value + math.exp(logprob)) / 2
-    return replace(score, value=value, measures={"correct": score.value, "logprob": logprob})
-
-
-def _clip_logprob(logprob: float) -> float:
-    """Clip a log probability to the bounds of a value; rounding can lift one of 0 above it."""
-    return min(0.0, max(MIN_LOGPROB, logprob)) if math.isfinite(logprob) else MIN_LOGPROB

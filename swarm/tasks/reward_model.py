@@ -2,11 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
-from pydantic import Field
-
-from swarm._util.settings import checked
+from swarm._util.settings import FiniteNumber, checked
 from swarm.errors import UserError
 from swarm.tasks.base import Item, Score, TaskRun
 from swarm.tasks.free_text import FreeText
@@ -14,8 +12,6 @@ from swarm.tasks.free_text import FreeText
 Mode = Literal["default", "verbose", "concise", "reverse"]
 
 MODES: tuple[str, ...] = get_args(Mode)
-
-FiniteNumber = Annotated[float, Field(allow_inf_nan=False)]
 
 
 @checked("task")
@@ -59,29 +55,29 @@ class RewardModelTask(FreeText):
         self.needed = {"reward": ("low", "high")}
         if self.mode in ("verbose", "concise"):
             self.needed["length"] = ("length_low", "length_high")
-        self.given = self._read_limits("low", "high")
-        self.given |= self._read_limits("length_low", "length_high")
+        self.given: dict[str, float] = {}
+        for prefix, low, high in (
+            ("", self.low, self.high),
+            ("length_", self.length_low, self.length_high),
+        ):
+            if low is not None and high is not None and low < high:
+                self.given |= {f"{prefix}low": low, f"{prefix}high": high}
+            elif low is not None or high is not None:
+                raise UserError(
+                    f"task.{prefix}low={low}, task.{prefix}high={high}: must be two numbers, the "
+                    "first below the second, or null"
+                )
         known = all(limit in self.given for pair in self.needed.values() for limit in pair)
         self.scale: Mapping[str, float] | None = self.given if known else None
 
-    def _read_limits(self, *names: str) -> dict[str, float]:
-        """Return a pair of limits that is given, or nothing if neither is."""
-        low, high = (getattr(self, name) for name in names)
-        if low is None and high is None:
-            return {}
-        if low is None or high is None or low >= high:
-            shown = f"task.{names[0]}={low}, task.{names[1]}={high}"
-            raise UserError(f"{shown}: must be two numbers, the first below the second, or null")
-        return {names[0]: low, names[1]: high}
-
     @property
-    def highest(self) -> float:
-        """See `Task.highest`."""
+    def highest(self) -> float:  # type: ignore[override]
+        """Upper bound of the values on the scale."""
         return -0.5 if self.mode == "reverse" else 1.0
 
     @property
-    def lowest(self) -> float:
-        """See `Task.lowest`."""
+    def lowest(self) -> float:  # type: ignore[override]
+        """Lower bound of the values on the scale."""
         return -1.0 if self.mode == "reverse" else 0.0
 
     def run(self, items: Sequence[Item]) -> TaskRun:
@@ -113,7 +109,6 @@ class RewardModelTask(FreeText):
         return found | self.given
 
     def restore_scale(self, scale: Mapping[str, Any]) -> None:
-        """See `Task.restore_scale`."""
         self.scale = dict(scale)
 
     def check_scale(self, alone: bool = True) -> None:
@@ -127,25 +122,19 @@ class RewardModelTask(FreeText):
             )
 
     def apply_scale(self, score: Score) -> Score:
-        """See `Task.apply_scale`."""
-        if self.scale is None:
-            if "reward" not in score.measures:
-                return score
-            sign = -1 if self.mode == "reverse" else 1
-            return replace(score, value=sign * score.measures["reward"])
-        if "reward" not in score.measures:
-            return replace(score, value=self.lowest)
-        value = self._scaled_value(score.measures["reward"], score.measures["length"], self.scale)
-        return replace(score, value=value)
-
-    def _scaled_value(self, reward: float, length: float, scale: Mapping[str, float]) -> float:
-        quality = relative_value(reward, scale["low"], scale["high"])
+        reward, scale = score.measures.get("reward"), self.scale
+        if reward is None:
+            return score if scale is None else replace(score, value=self.lowest)
+        if scale is None:
+            return replace(score, value=-reward if self.mode == "reverse" else reward)
+        value = relative_value(reward, scale["low"], scale["high"])
         if self.mode == "reverse":
-            return -(quality + 1) / 2
-        if self.mode == "default":
-            return quality
-        size = relative_value(length, scale["length_low"], scale["length_high"])
-        return (quality + (size if self.mode == "verbose" else 1 - size)) / 2
+            value = -(value + 1) / 2
+        elif self.mode != "default":
+            length = score.measures["length"]
+            size = relative_value(length, scale["length_low"], scale["length_high"])
+            value = (value + (size if self.mode == "verbose" else 1 - size)) / 2
+        return replace(score, value=value)
 
 
 def relative_value(value: float, low: float, high: float) -> float:

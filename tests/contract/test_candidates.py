@@ -482,8 +482,14 @@ def test_mistakes_are_named(
         (lambda: SingleExpertsCandidate(base, pool(), engine, "zebra"), ["zebra", "amber"]),
         (lambda: MixedPositionCandidate(base, pool(), engine, {"zebra": 1.0}), ["zebra", "amber"]),
         (lambda: MixedPositionCandidate(base, pool(), engine, [1.0, 2.0]), ["coefficients", "4"]),
-        (lambda: MixedPositionCandidate(base, pool(), engine, {"amber": float("nan")}), ["finite"]),
-        (lambda: MixedPositionCandidate(base, pool(), engine, None), ["coefficients", "missing"]),
+        (
+            lambda: MixedPositionCandidate(base, pool(), engine, {"amber": float("nan")}),
+            ["candidate.coefficients", "NaN"],
+        ),
+        (
+            lambda: MixedPositionCandidate(base, pool(), engine, None),
+            ["candidate.coefficients=null"],
+        ),
         (lambda: CheckpointCandidate(base, None), ["candidate.folder"]),
         (lambda: CheckpointCandidate(base, "nowhere"), ["nowhere"]),
         (lambda: CheckpointCandidate(base, str(tmp_path / "empty")), ["empty"]),

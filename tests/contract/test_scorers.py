@@ -21,7 +21,6 @@ from swarm.loop.evaluator import calibrate_scale
 from swarm.models.cache import Cache
 from swarm.models.rate_limit import Limits
 from swarm.scorers.classifier import ToxicityClassifier
-from swarm.scorers.hf_model import TextBatcher
 from swarm.scorers.perspective import PerspectiveScorer
 from swarm.scorers.reward_model import RewardModelScorer
 from swarm.tasks.base import Score
@@ -173,7 +172,8 @@ def test_batches_give_the_same_as_one_by_one(copy: Path, padding: int | None) ->
 
 
 def test_a_batch_that_does_not_fit_is_halved() -> None:
-    batches, seen = TextBatcher(1000, "a model on cpu"), []
+    scorer, seen = RewardModelScorer("a model"), []
+    scorer.budget, scorer.where = 1000, "cpu"
 
     def small_device(places: list[int]) -> list[int]:
         seen.append(len(places))
@@ -181,14 +181,14 @@ def test_a_batch_that_does_not_fit_is_halved() -> None:
             raise torch.OutOfMemoryError
         return places
 
-    assert batches.run([50] * 7, small_device) == list(range(7)) and seen == [7, 3, 3, 1]
-    assert batches.run([10, 150, 90], small_device) == [0, 1, 2] and seen[4:] == [1, 1, 1]
+    assert scorer.run_batches([50] * 7, small_device) == list(range(7)) and seen == [7, 3, 3, 1]
+    assert scorer.run_batches([10, 150, 90], small_device) == [0, 1, 2] and seen[4:] == [1, 1, 1]
 
     def no_device(places: list[int]) -> list[int]:
         raise torch.OutOfMemoryError
 
     with pytest.raises(UserError, match=r"50 tokens .* on cpu.*task\.scorer\.device"):
-        batches.run([50] * 2, no_device)
+        scorer.run_batches([50] * 2, no_device)
 
 
 @pytest.mark.parametrize("batches", [True, False])

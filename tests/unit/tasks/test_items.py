@@ -152,10 +152,10 @@ def test_a_wrong_item_is_named(tmp_path: Path, change: dict[str, Any], message: 
         ("m.json", '{"dev": [{"question": "?", "answer": true}]}', "neither a string nor a number"),
         ("m.json", '[{"split": "dev"}, {"split": ["dev"]}]', "item 1: its \"split\" is ['dev']"),
         ("m.json", '{"a": 1}\n{"a": 2}', "if it has one item per line, rename it to .jsonl"),
-        ("m.jsonl", '{"a": 1}\n\n{"a"', "m.jsonl line 3: it is not valid JSON"),
+        ("m.jsonl", '{"a": 1}\n\n{"a"', "m.jsonl, line 3: is not JSON"),
         ("m.jsonl", '{"a": 1}\n[2]', "line 2: it is not an object"),
         ("m.jsonl", '{"split": "train"}', "line 1: its \"split\" is 'train'"),
-        ("m.jsonl", b"\xff\xfe{}", "m.jsonl is not readable"),
+        ("m.jsonl", b"\xff\xfe{}", "m.jsonl, line 1: is not UTF-8"),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path: Path, name: str, text: str | bytes, message: str) -> None:

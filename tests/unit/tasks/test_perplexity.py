@@ -70,7 +70,7 @@ def test_texts_of_a_jsonl_file_stay_apart(tmp_path: Path) -> None:
     [
         ("a.txt", b"", "is empty"),
         ("a.txt", b" \n ", "is empty"),
-        ("a.txt", b"\x89PNG\xff\x00", "not UTF-8 text"),
+        ("a.txt", b"\x89PNG\xff\x00", "is not UTF-8"),
         ("a.txt", b"abc\x00def", "zero bytes"),
         ("a.txt", b"short", "lower task.window"),
         ("a.jsonl", b'{"text": "one"}\n{"words": "two"}', "line 2"),

@@ -32,8 +32,7 @@ from timing import cpu_seconds, machine
 
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.engine.vllm.engine import VLLMEngine
-from swarm.engine.vllm.launch import installed_version
+from swarm.engine.vllm import VLLMEngine, installed_version
 from swarm.errors import UserError
 from swarm.models.base import Completion, Request
 from swarm.pool.pool import Pool

@@ -7,18 +7,20 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from swarm.engine.base_model import BaseModel
 from swarm.errors import NotFinite, UserError
 from swarm.models.base import Completion, Example, Request, prompt_text
-from swarm.pool.pool import ExpertPool, Pool
+from swarm.pool.pool import ExpertPool
 from swarm.pool.prompt_router import PromptRouter
 
 if TYPE_CHECKING:
     import torch
+
+P = TypeVar("P", bound=ExpertPool)
 
 
 class Mixer:
@@ -139,34 +141,36 @@ class Engine:
         raise NotImplementedError
 
 
-Answer = Callable[[np.ndarray, Sequence[Sequence[Request]]], list[list[Completion]]]
-"""Answers each of the positions' [P, D] own list of requests; see `Engine.generate`."""
-
-
 def answer_by_route(
     router: PromptRouter,
-    answer: Answer,
+    answer: Callable[[np.ndarray, Sequence[Sequence[Request]]], list[list[Completion]]],
     positions: np.ndarray,
     requests: Sequence[Sequence[Request]],
 ) -> list[list[Completion]]:
     """Answer each request with the coefficients of its route.
 
     Args:
-        answer: Answers at positions [P', D] of one route each.
+        answer: Answers at positions [P', D] of one route each; see `Engine.generate_alike`.
         positions: [P, R * D], for R routes.
     """
-    parts = [
-        (number, part, indices)
-        for number, (position, row) in enumerate(zip(positions, requests, strict=True))
-        for part, indices in split_position(router, position, row)
-    ]
+    # Of each part its position, the coefficients and the requests that they answer.
+    parts: list[tuple[int, np.ndarray, list[int]]] = []
+    for number, (position, asked) in enumerate(zip(positions, requests, strict=True)):
+        rows = position.reshape(len(router.names), -1)
+        # Routes with equal coefficients are one, as for a position that does not use the routes.
+        if (rows == rows[0]).all():
+            parts += [(number, rows[0], list(range(len(asked))))] if asked else []
+            continue
+        alike: dict[bytes, tuple[int, np.ndarray, list[int]]] = {}
+        for route, indices in router.split([prompt_text(one.prompt) for one in asked]).items():
+            part = number, rows[route], list[int]()
+            alike.setdefault(rows[route].tobytes(), part)[2].extend(indices)
+        parts += [(number, row, sorted(indices)) for _, row, indices in alike.values()]
     if not parts:
         return [[] for _ in requests]
+    own = [[requests[number][i] for i in indices] for number, _, indices in parts]
     try:
-        answers = answer(
-            np.array([part for _, part, _ in parts]),
-            [[requests[number][i] for i in indices] for number, _, indices in parts],
-        )
+        answers = answer(np.array([row for _, row, _ in parts]), own)
     except NotFinite as error:
         raise NotFinite(parts[error.position][0], error.quantity) from None
     found: list[dict[int, Completion]] = [{} for _ in requests]
@@ -175,33 +179,17 @@ def answer_by_route(
     return [[mine[i] for i in range(len(mine))] for mine in found]
 
 
-def split_position(
-    router: PromptRouter, position: np.ndarray, requests: Sequence[Request]
-) -> list[tuple[np.ndarray, list[int]]]:
-    """Return the coefficients [D] of each route that has requests, and their indices.
-
-    Routes with equal coefficients are one, as for a position that does not use the routes.
-    """
-    rows = position.reshape(len(router.names), -1)
-    if (rows == rows[0]).all():
-        return [(rows[0], list(range(len(requests))))] if requests else []
-    found: dict[bytes, tuple[np.ndarray, list[int]]] = {}
-    for route, indices in router.split([prompt_text(one.prompt) for one in requests]).items():
-        found.setdefault(rows[route].tobytes(), (rows[route], []))[1].extend(indices)
-    return [(row, sorted(indices)) for row, indices in found.values()]
-
-
-def as_adapter_pool(pool: ExpertPool, engine: str) -> Pool:
-    """Return the pool as a pool of adapters.
+def as_pool(pool: ExpertPool, kind: type[P], engine: str) -> P:
+    """Return the pool as one of the kind that an engine mixes.
 
     Raises:
         UserError: It is of another kind.
     """
-    if isinstance(pool, Pool):
+    if isinstance(pool, kind):
         return pool
     raise UserError(
-        f"engine={engine} mixes adapters and needs pool=adapters; for models use engine=token or "
-        "full"
+        f"engine={engine} does not mix the experts of this pool: pool=adapters needs engine=hf or "
+        "vllm, pool=models engine=token, and pool=full_models engine=full"
     )
 
 
@@ -233,24 +221,6 @@ def choose_plan(positions: int, rows: float, gpu: bool, exact: bool, room: bool)
     if rows < least:
         return "stacked", f"{rows:g} requests per position, below {least}"
     return "merged", f"{rows:g} requests per position, enough to run as fast as the base alone"
-
-
-def free_memory_bytes(device: str) -> int:
-    """Return the free bytes of a device's memory."""
-    if device == "cpu":
-        return available_memory_bytes()
-    import torch
-
-    torch.cuda.empty_cache()
-    return torch.cuda.mem_get_info(device)[0]
-
-
-def out_of_memory(device: Any, plan: str, rows: int, tokens: int) -> UserError:
-    """Return the error for a smallest batch that does not fit on the device."""
-    return UserError(
-        f"out of memory on {device} with plan={plan}, {rows} rows of {tokens} tokens; lower "
-        "job.particles, max_new_tokens or the model's size"
-    )
 
 
 def available_memory_bytes() -> int:

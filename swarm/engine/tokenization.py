@@ -1,15 +1,13 @@
-"""Encode requests as token ids, and decode token ids to texts."""
+"""Requests as rows of token ids, and rows of generated token ids as completions."""
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import Any
 
-from swarm.errors import UserError
+from swarm.errors import NotFinite, UserError
 from swarm.models.base import Completion, Message, Request, Token
-
-if TYPE_CHECKING:
-    from swarm.engine.decode import DecodingRow
 
 
 def encode_prompt(tokenizer: Any, prompt: Any) -> list[int]:
@@ -59,10 +57,10 @@ def apply_chat_template(tokenizer: Any, turns: Sequence[Message], **how: Any) ->
 
 def merge_system_turn(turns: Sequence[Message]) -> list[Message]:
     """Return the turns without a system turn; its text is prepended to the first user turn."""
-    system = [turn.content for turn in turns if turn.role == "system"]
+    parts = [turn.content for turn in turns if turn.role == "system"]
     rest = [turn for turn in turns if turn.role != "system"]
-    first = rest.pop(0).content if rest and rest[0].role == "user" else None
-    parts = [text for text in (*system, first) if text is not None]
+    if rest and rest[0].role == "user":
+        parts.append(rest.pop(0).content)
     return [Message("user", "\n\n".join(parts)), *rest] if parts else rest
 
 
@@ -78,13 +76,8 @@ def encode_choice(tokenizer: Any, prompt: Any, choice: str) -> list[int]:
     return list(tokenizer(choice, add_special_tokens=False).input_ids)
 
 
-def count_choice_tokens(choices: list[list[int]]) -> int:
-    """Return the number of tokens read beyond the prompt to score these choices."""
-    return sum(max(len(choice) - 1, 0) for choice in choices)
-
-
 def build_scored_completion(
-    prompt: int, choices: list[list[int]], scores: Sequence[tuple[float, bool]]
+    prompt: int, choices: Sequence[Sequence[int]], scores: Sequence[tuple[float, bool]]
 ) -> Completion:
     """Return the completion of a request with choices.
 
@@ -95,20 +88,20 @@ def build_scored_completion(
     """
     logprobs, greedy = zip(*scores, strict=True)
     counts = tuple(map(len, choices))
-    return Completion("", logprobs, prompt, count_choice_tokens(choices), greedy, counts)
+    read = sum(max(count - 1, 0) for count in counts)
+    return Completion("", logprobs, prompt, read, greedy, counts)
 
 
-def end_token_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Return every token id that ends a text, from the model and the tokenizer."""
-    stated = getattr(model.generation_config, "eos_token_id", None)
+def end_token_ids(config: Any, tokenizer: Any) -> frozenset[int]:
+    """Return every token id that ends a text, by a generation configuration and the tokenizer."""
+    stated = getattr(config, "eos_token_id", None)
     ends = stated if isinstance(stated, list) else [stated]
-    return frozenset(e for e in [*ends, tokenizer.eos_token_id] if e is not None)
+    return frozenset(end for end in [*ends, tokenizer.eos_token_id] if end is not None)
 
 
-def context_length_of(model: Any) -> float:
+def context_length_of(config: Any) -> float:
     """Return a model's context length in tokens; infinity if its configuration sets none."""
-    found = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return found or math.inf
+    return getattr(config.get_text_config(), "max_position_embeddings", None) or math.inf
 
 
 def clip_new_tokens(
@@ -137,17 +130,88 @@ def clip_new_tokens(
     return replace(request, max_new_tokens=int(min(request.token_limit, context - prompt)))
 
 
-def stop_check(request: Request) -> Callable[[str], bool] | None:
-    """Return a check whether a text has ended, by the request's stop texts and its `stop_check`."""
-    decided, stop = request.stop_check, request.stop
-    if not stop:
-        return decided
-    return lambda text: any(one in text for one in stop) or bool(decided and decided(text))
+@dataclass(slots=True)
+class DecodingRow:
+    """One prompt being continued.
+
+    Attributes:
+        prompt: Prompt token ids.
+        limit: Maximum number of new tokens.
+        stop_check: Returns whether these new tokens determine the answer.
+        temperature: 0 is greedy.
+        key: Key of the noise of its draws.
+        top: See `Request.top_logprobs`.
+        particle: Index of its position.
+        new: Token ids generated so far, without the end token.
+        logprobs: If `top` is not 0, for each generated token its log probability, and the likeliest
+            token ids with theirs, in descending order; of the model's own distribution, at any
+            temperature.
+        live: Whether more tokens are wanted.
+    """
+
+    prompt: list[int]
+    limit: int
+    stop_check: Callable[[list[int]], bool] | None = None
+    temperature: float = 0.0
+    key: bytes = b""
+    top: int = 0
+    particle: int = 0
+    new: list[int] = field(default_factory=list)
+    logprobs: list[tuple[float, list[tuple[int, float]]]] = field(default_factory=list)
+    live: bool = True
+
+    def add_token(self, found: dict[str, Any], end_tokens: frozenset[int]) -> None:
+        """Append one token, and update `live`.
+
+        Args:
+            found: The row's values of a result of `swarm.engine.decode.choose_tokens`.
+
+        Raises:
+            NotFinite: The logits were not finite.
+        """
+        if (token := found["tokens"]) < 0:
+            raise NotFinite(self.particle, "activations")
+        if self.top:
+            top = list(zip(found["ids"], found["values"], strict=True))[: max(0, self.top)]
+            self.logprobs.append((found["logprobs"], top))
+        if token in end_tokens:
+            self.live = False
+            return
+        self.new.append(token)
+        self.live = len(self.new) < self.limit and not (
+            self.stop_check and self.stop_check(self.new)
+        )
 
 
-def cut_at_stop(text: str, stop: Sequence[str]) -> str:
-    """Return a text up to the first of the stop texts."""
-    return text[: min([len(text), *(text.find(one) for one in stop if one in text)])]
+def build_row(
+    tokenizer: Any, request: Request, prompt: list[int], particle: int = 0
+) -> DecodingRow:
+    """Return the row of a request for text with this prompt; a seed of `None` is 0.
+
+    Raises:
+        UserError: A value is not allowed.
+    """
+    heat, top, stop = request.temperature or 0.0, request.top_logprobs, request.stop
+    if not 0 <= heat < math.inf:
+        raise UserError(f"temperature={heat}: must be a number from 0 on; 0 is greedy")
+    if top < -1:
+        raise UserError(
+            f"top_logprobs={top}: must be -1 (the chosen token alone), 0 (none) or more"
+        )
+    if not all(stop):
+        raise UserError("stop: must not contain an empty string")
+    row = DecodingRow(prompt, request.token_limit, None, heat, b"", top, particle)
+    if heat:
+        text = repr((request.seed or 0, request.sample, prompt))
+        row.key = hashlib.blake2b(text.encode(), digest_size=16).digest()
+    if (decided := request.stop_check) or stop:
+
+        def settled(new: list[int]) -> bool:
+            text = decode_text(tokenizer, new)
+            return any(one in text for one in stop) or bool(decided and decided(text))
+
+        row.stop_check = settled
+    return row
 
 
 def decode_text(tokenizer: Any, ids: Sequence[int]) -> str:
@@ -155,14 +219,14 @@ def decode_text(tokenizer: Any, ids: Sequence[int]) -> str:
     return str(tokenizer.decode(ids, skip_special_tokens=True))
 
 
-def build_completion(tokenizer: Any, request: Request, row: "DecodingRow") -> Completion:
+def build_completion(tokenizer: Any, request: Request, row: DecodingRow) -> Completion:
     """Return the completion of a finished row."""
     decoded = decode_text(tokenizer, row.new)
-    text = cut_at_stop(decoded, request.stop)
+    text = decoded[: min([len(decoded), *(decoded.find(s) for s in request.stop if s in decoded)])]
     stopped = len(text) < len(decoded) or len(row.new) < row.limit
     tokens: list[Token] = []
     length = 0
-    for index, (logprob, top) in enumerate(row.draw.logprobs[: len(row.new)] if row.draw else ()):
+    for index, (logprob, top) in enumerate(row.logprobs[: len(row.new)]):
         if len(text) < len(decoded) and length >= len(text):
             break
         before = row.new[max(0, index - 1) : index]
@@ -193,13 +257,13 @@ def _token_text(tokenizer: Any, before: Sequence[int], token: int) -> str:
 
 
 class TokenCache:
-    """Token ids of texts; the cache is cleared when it exceeds `limit` tokens.
+    """Token ids of prompts and choices; it is cleared when it exceeds `limit` tokens.
 
     The prompts of a task are repeated for every particle; those that quote an answer never are, and
     would fill the memory.
 
     Args:
-        limit: Tokens that may be cached before another text is prepared.
+        limit: Tokens that may be cached before another text is encoded.
     """
 
     def __init__(self, limit: int = 4_000_000) -> None:
@@ -207,14 +271,19 @@ class TokenCache:
         self.token_count = 0
         self._found: dict[object, list[int]] = {}
 
-    def get_ids(self, text: object, prepare: Callable[[], list[int]]) -> list[int]:
-        """Return the token ids of a text, or of another key; prepared if not cached."""
+    def encode(self, tokenizer: Any, prompt: Any, choice: str | None = None) -> list[int]:
+        """Return the token ids of a prompt, or of a choice after it; encoded if not cached."""
         # Several threads may use one model: another may clear the cache at any time, so `found` is
         # a local.
-        if (found := self._found.get(text)) is None:
+        key = prompt, choice
+        if (found := self._found.get(key)) is None:
             if self.token_count > self.limit:
                 self._found.clear()
                 self.token_count = 0
-            found = self._found[text] = prepare()
+            if choice is None:
+                found = encode_prompt(tokenizer, prompt)
+            else:
+                found = encode_choice(tokenizer, prompt, choice)
+            self._found[key] = found
             self.token_count += len(found)
         return found

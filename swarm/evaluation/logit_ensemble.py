@@ -9,8 +9,7 @@ import numpy as np
 from swarm._util.files import find_path
 from swarm._util.settings import Positive, PositiveNumber, checked
 from swarm.engine.base_model import BaseModel
-from swarm.engine.token_ensemble.engine import TokenEnsembleEngine
-from swarm.engine.token_ensemble.members import EnsembleMember, ModelEnsemble
+from swarm.engine.token_ensemble import EnsembleMember, ModelEnsemble, TokenEnsembleEngine
 from swarm.errors import UserError
 from swarm.evaluation.base import JobUsage, run_task
 from swarm.evaluation.positions import PoolCandidate
@@ -30,7 +29,7 @@ class TokenEnsembleCandidate(PoolCandidate):
         base: The base of the adapters.
         pool: Adapters in folders, or a panel of full models.
         experts: Names of some of them; `None` is all.
-        max_tokens: See `swarm.engine.token_ensemble.engine.TokenEnsembleEngine`.
+        max_tokens: See `swarm.engine.token_ensemble.TokenEnsembleEngine`.
     """
 
     def __init__(

@@ -8,12 +8,9 @@ import logging
 import os
 import socket
 import tempfile
-import traceback
+import textwrap
 import warnings
-from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,17 +19,8 @@ from pydantic import Field
 
 from swarm._util.settings import Count, Number, Positive, Text, checked
 from swarm.errors import UserError, install_command
-from swarm.executors.worker import (
-    MAX_DEATHS,
-    Executor,
-    Job,
-    JobResult,
-    Worker,
-    check_devices,
-    describe_job,
-    format_failure,
-    raise_failure,
-)
+from swarm.executors.processes import Slot, WorkerPool, answer_job
+from swarm.executors.worker import Job, JobResult, Worker, check_devices
 from swarm.pool.pool import ExpertPool, Pool
 
 log = logging.getLogger(__name__)
@@ -57,11 +45,10 @@ def import_ray() -> Any:
     Raises:
         UserError: It is not installed.
     """
-    for name, value in RAY_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
     # If a connection to raylet fails, Ray ends this process silently unless this pid is alive; by
     # default it takes the parent's, and a parent that is process 1, as after nohup, for a dead one.
-    os.environ.setdefault("RAY_RAYLET_PID", str(os.getpid()))
+    for name, value in {**RAY_ENVIRONMENT, "RAY_RAYLET_PID": str(os.getpid())}.items():
+        os.environ.setdefault(name, value)
     try:
         import ray
     except ImportError:
@@ -86,82 +73,55 @@ def connect_cluster(
     ray = import_ray()
     if ray.is_initialized():
         return False
-    quiet = {"log_to_driver": False, "logging_level": logging.CRITICAL}
-    where = f"executor.address={address}"
+    how: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.CRITICAL}
+    shown = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if address is None:
+        known = shown.split(",") if shown else None
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(known[g] if known else str(g) for g in gpus)
+        how |= {
+            "num_cpus": cpus and max(1, round(cpus)),
+            "num_gpus": len(gpus),
+            "object_store_memory": MIN_OBJECT_STORE + store,
+            "include_dashboard": False,
+        }
+    elif address != "auto":
+        check_reachable(address)
     try:
-        if address is None:
-            where = "a local Ray could not be started"
-            with limit_visible_gpus(gpus):
-                ray.init(
-                    "local",
-                    num_cpus=cpus and max(1, round(cpus)),
-                    num_gpus=len(gpus),
-                    object_store_memory=MIN_OBJECT_STORE + store,
-                    include_dashboard=False,
-                    **quiet,
-                )
-        else:
-            check_reachable(address)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                ray.init(address, **quiet)
-    except UserError:
-        raise
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ray.init(address or "local", **how)
     except Exception as error:  # Ray's and gRPC's errors have no common base.
         words = " ".join(str(error).split())[:300]
+        where = f"executor.address={address}" if address else "a local Ray could not be started"
         raise UserError(f"{where}: {words or type(error).__name__}") from None
+    finally:
+        if shown is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = shown
+        elif address is None:
+            del os.environ["CUDA_VISIBLE_DEVICES"]
     return True
 
 
 def check_reachable(address: str) -> None:
-    """Check that a server listens at an address; Ray itself would retry for minutes.
+    """Check that a server listens at "host:port"; Ray itself would retry for minutes.
 
     Raises:
         UserError: There is none, or the address is invalid.
     """
-    if address == "auto":
-        return
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():
-        raise UserError(
-            f'executor.address={address}: must be null, "auto", "host:port" or "ray://host:port"'
-        )
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, ValueError) as error:
         raise UserError(
             f"executor.address={address}: no Ray cluster responds ({error}); start one with "
-            "`ray start --head`, or use executor.address=null for this machine alone"
+            '`ray start --head` and give null for this machine alone, "auto", "host:port" or '
+            '"ray://host:port"'
         ) from None
-
-
-@contextmanager
-def limit_visible_gpus(gpus: Sequence[int]) -> Iterator[None]:
-    """Restrict a cluster that is started inside the block to these devices."""
-    name = "CUDA_VISIBLE_DEVICES"
-    before = os.environ.get(name)
-    known = before.split(",") if before else None
-    os.environ[name] = ",".join(known[g] if known else str(g) for g in gpus)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 def list_nodes() -> list[dict[str, float]]:
     """Return the resources of every living node of the cluster."""
     return [dict(n["Resources"]) for n in import_ray().nodes() if n["Alive"]]
-
-
-def describe_resources() -> str:
-    """Describe the cluster's resources."""
-    ray = import_ray()
-    total, free = ray.cluster_resources(), ray.available_resources()
-    parts = [f"{total.get(k, 0):g} {k} ({free.get(k, 0):g} free)" for k in ("GPU", "CPU")]
-    return f"the cluster has {' and '.join(parts)} on {len(list_nodes())} nodes"
 
 
 PackedExperts = dict[str, dict[str, np.ndarray]]
@@ -211,56 +171,31 @@ class RayWorker:
         return os.getpid()
 
     def run(self, job: Job, stored: list[Any]) -> JobResult | str:
-        """Return the job's result, or the error: one line for the user, then the traceback.
+        """Return the answer to a job; see `swarm.executors.processes.answer_job`.
 
         Args:
             job: The job to run.
             stored: References to the worker's recipe and, with experts="store", to the packed
                 experts. They are sent with every job, as the actor may have been restarted.
         """
-        try:
-            if self._worker is None:
-                self._worker = self._open_worker(*import_ray().get(stored))
-            return self._worker.run(job)
-        except UserError as error:
-            return str(error.args[0])
-        except Exception as error:
-            return f"{format_failure(job, error)}\n{traceback.format_exc()}"
-
-    def _open_worker(self, worker: Worker, packed: PackedExperts | None = None) -> Worker:
+        if self._worker is not None:
+            return answer_job(self._worker, job, self._device)
         import torch
 
         torch.set_num_threads(self._threads)
-        if packed is None:
-            worker.open(self._device)
-            return worker
-        assert isinstance(worker.pool, Pool)
+        worker, *packed = import_ray().get(stored)
         # The files are not needed once the experts are in memory; nothing stays on the node.
         with tempfile.TemporaryDirectory(prefix="model-swarms-") as folder:
-            worker.pool = unpack_experts(packed, Path(folder), worker.pool)
-            worker.open(self._device)
-        return worker
-
-
-@dataclass(slots=True)
-class RayWorkerSlot:
-    """A slot for one actor.
-
-    Attributes:
-        number: Number of the slot.
-        actor: The current actor; Ray restarts it when it dies.
-        ref: Pending reference: the result of its job, or, without a job, of `ready`.
-        job: The job in progress.
-    """
-
-    number: int
-    actor: Any = None
-    ref: Any = None
-    job: Job | None = None
+            if packed:
+                worker.pool = unpack_experts(packed[0], Path(folder), worker.pool)
+            answer = answer_job(worker, job, self._device)
+        if worker.device is not None:
+            self._worker = worker
+        return answer
 
 
 @checked("executor")
-class RayExecutor(Executor):
+class RayExecutor(WorkerPool):
     """A worker on each GPU of a Ray cluster, or `workers` of them.
 
     Args:
@@ -290,6 +225,7 @@ class RayExecutor(Executor):
         experts: Literal["path", "store"] = "path",
         wait_s: Number = 60,
     ) -> None:
+        super().__init__()
         if address is not None and gpus:
             raise UserError(
                 f"gpus={gpus} with executor.address={address}: gpus are devices of this "
@@ -304,7 +240,6 @@ class RayExecutor(Executor):
         self._threads = threads or max(1, int(cpus_per_worker))
         self._experts = experts
         self._ours = False
-        self._workers: list[RayWorkerSlot] = []
         self._stored: list[Any] = []
 
     def open(self, worker: Worker) -> None:
@@ -315,20 +250,10 @@ class RayExecutor(Executor):
         slots = self._count and self._count * self._cpu_share
         self._ours = connect_cluster(self._address, self._gpus, slots, size)
         self._ray = import_ray()
-        share, count = self._plan_workers(worker)
+        self._share, count = self._plan_workers(worker)
         # Holding the references prevents their eviction: a restarted actor needs the objects again.
         self._stored = [self._ray.put(one) for one in (worker, packed) if one]
-        self._arguments = ("cuda:0" if share else "cpu", self._threads, os.getcwd())
-        self._kind = self._ray.remote(RayWorker).options(
-            num_gpus=share,
-            num_cpus=self._cpu_share,
-            max_restarts=self._max_restarts,
-            # This executor itself requeues a dead worker's job, and counts the deaths per job.
-            max_task_retries=0,
-            scheduling_strategy="SPREAD",
-        )
-        self._requested = f"{count} workers of {share:g} GPU and {self._cpu_share:g} CPU each"
-        self._workers = [RayWorkerSlot(number) for number in range(count)]
+        self._slots = [Slot(f"worker {number}") for number in range(count)]
         self._start_workers()
 
     def _plan_workers(self, worker: Worker) -> tuple[float, int]:
@@ -350,106 +275,85 @@ class RayExecutor(Executor):
 
     def _start_workers(self) -> None:
         """Start an actor in every empty slot and wait until all of them are ready."""
-        fresh = [worker for worker in self._workers if worker.actor is None]
-        for worker in fresh:
-            worker.actor = self._kind.remote(*self._arguments)
-            worker.ref = worker.actor.ready.remote()
-        refs = [worker.ref for worker in fresh]
-        if refs and (
-            missing := self._ray.wait(refs, num_returns=len(refs), timeout=self._wait_s)[1]
-        ):
-            self._raise_wait_timeout(len(missing))
-
-    def _raise_wait_timeout(self, missing: int) -> None:
-        raise UserError(
-            f"executor=ray: {missing} workers could not be scheduled within {self._wait_s:g} s "
-            f"(executor.wait_s): requested {self._requested}; {describe_resources()}; "
-            "lower executor.workers, executor.gpus_per_worker or executor.cpus_per_worker"
+        kind = self._ray.remote(RayWorker).options(
+            num_gpus=self._share,
+            num_cpus=self._cpu_share,
+            max_restarts=self._max_restarts,
+            # The executor itself requeues a dead worker's job, and counts the deaths per job.
+            max_task_retries=0,
+            scheduling_strategy="SPREAD",
         )
+        fresh = [slot for slot in self._slots if slot.worker is None]
+        for slot in fresh:
+            device = "cuda:0" if self._share else "cpu"
+            slot.worker = kind.remote(device, self._threads, os.getcwd())
+            slot.pending = slot.worker.ready.remote()
+        refs = [slot.pending for slot in fresh]
+        if refs:
+            _, missing = self._ray.wait(refs, num_returns=len(refs), timeout=self._wait_s)
+            self._check_scheduled(len(missing))
+
+    def _check_scheduled(self, missing: int) -> None:
+        if missing:
+            total, free = self._ray.cluster_resources(), self._ray.available_resources()
+            has = [f"{total.get(k, 0):g} {k} ({free.get(k, 0):g} free)" for k in ("GPU", "CPU")]
+            raise UserError(
+                f"executor=ray: {missing} workers could not be scheduled within {self._wait_s:g} s "
+                f"(executor.wait_s): requested {len(self._slots)} workers of {self._share:g} GPU "
+                f"and {self._cpu_share:g} CPU each; the cluster has {' and '.join(has)} on "
+                f"{len(list_nodes())} nodes; lower executor.workers, executor.gpus_per_worker or "
+                "executor.cpus_per_worker"
+            )
 
     def map(self, jobs: Iterable[Job]) -> Iterator[JobResult]:
         """See `swarm.executors.Executor`."""
-        waiting = deque(jobs)
-        deaths: Counter[int] = Counter()
-        try:
-            if waiting:
-                self._start_workers()
-            while waiting or any(worker.job for worker in self._workers):
-                for worker in self._workers:
-                    if waiting and worker.ref is None:
-                        worker.job = waiting.popleft()
-                        worker.ref = worker.actor.run.remote(worker.job, self._stored)
-                yield from self._collect_results(waiting, deaths)
-        finally:
-            # Busy workers compute results that nothing will read.
-            for worker in self._workers:
-                if worker.job is not None:
-                    self._stop_worker(worker)
+        self._start_workers()
+        yield from super().map(jobs)
 
-    def _collect_results(self, waiting: deque[Job], deaths: Counter[int]) -> Iterator[JobResult]:
-        """Wait until one actor answers, is ready or dies, and yield its results."""
-        owing = {worker.ref: worker for worker in self._workers if worker.ref is not None}
-        busy = any(worker.job for worker in self._workers)
-        timeout = None if busy else self._wait_s
-        finished, _ = self._ray.wait(list(owing), num_returns=1, timeout=timeout)
-        if not finished:
-            self._raise_wait_timeout(len(owing))
-        worker = owing[finished[0]]
-        job, worker.job, worker.ref = worker.job, None, None
+    def _send(self, slot: Slot, job: Job) -> Any:
+        return slot.worker.run.remote(job, self._stored)
+
+    def _receive(self) -> Iterator[tuple[Slot, Job, JobResult | str | Exception]]:
+        # Also of workers without a job, which are being restarted.
+        pending = {slot.pending: slot for slot in self._slots if slot.pending is not None}
+        timeout = None if any(slot.job for slot in self._slots) else self._wait_s
+        finished, _ = self._ray.wait(list(pending), num_returns=1, timeout=timeout)
+        self._check_scheduled(0 if finished else len(pending))
+        slot = pending[finished[0]]
+        job, slot.pending = slot.job, None
         try:
             answer = self._ray.get(finished[0])
         except self._ray.exceptions.RayTaskError as error:
+            log.error("%s failed:\n%s", slot.name, error)
             words = " ".join(str(error.cause).split())
-            log.error("worker %d failed:\n%s", worker.number, error)
             raise UserError(f"executor=ray: a worker failed: {words}") from None
         except self._ray.exceptions.RayError as error:
-            self._await_restart(worker, job, deaths, error)
-            if job is not None:
-                waiting.appendleft(job)
-            return
-        if job is None:
-            return
-        if isinstance(answer, str):
-            raise_failure(answer, job, f"worker {worker.number}")
-        yield answer
-
-    def _await_restart(
-        self, worker: RayWorkerSlot, job: Job | None, deaths: Counter[int], error: Exception
-    ) -> None:
-        """Await the actor's restart, if Ray allows one; the job is given to another worker."""
-        words = " ".join(str(error).split())
-        log.info("worker %d: %s", worker.number, words)
+            words = textwrap.shorten(str(error), 200)
+            answer = ConnectionError(words)
+            if job is None and isinstance(error, self._ray.exceptions.ActorDiedError):
+                self._slots.remove(slot)
+                log.warning("%s is not restarted; %d left", slot.name, len(self._slots))
+                if not self._slots:
+                    raise UserError(
+                        "executor=ray: the last worker died, with its machine or after "
+                        f"executor.max_restarts={self._max_restarts} restarts: {words}; rerun the "
+                        "same command to resume"
+                    ) from None
+                return
+            # Ready again once it has been restarted, if Ray allows that.
+            slot.pending = slot.worker.ready.remote()
         if job is not None:
-            log.warning("worker %d died; job %d is reassigned", worker.number, job.number)
-            deaths[job.number] += 1
-            if deaths[job.number] >= MAX_DEATHS:
-                raise UserError(
-                    f"{MAX_DEATHS} workers died on the same job ({describe_job(job)}); it may "
-                    "need more memory than available: lower job.particles or "
-                    "engine.max_tokens; log.txt has the details"
-                )
-        elif isinstance(error, self._ray.exceptions.ActorDiedError):
-            self._workers.remove(worker)
-            log.warning("worker %d is not restarted; %d left", worker.number, len(self._workers))
-            if not self._workers:
-                raise UserError(
-                    "executor=ray: the last worker died, with its machine or after "
-                    f"executor.max_restarts={self._max_restarts} restarts: {words[-200:]}; log.txt "
-                    "has the details; rerun the same command to resume"
-                )
-            return
-        worker.ref = worker.actor.ready.remote()
+            yield slot, job, answer
 
-    def _stop_worker(self, worker: RayWorkerSlot) -> None:
-        if worker.actor is not None and self._ray.is_initialized():
-            self._ray.kill(worker.actor)
-        worker.actor = worker.ref = worker.job = None
+    def _stop(self, slot: Slot) -> None:
+        if slot.worker is not None and self._ray.is_initialized():
+            self._ray.kill(slot.worker)
+        slot.worker = slot.pending = slot.job = None
 
     def close(self) -> None:
         """See `swarm.executors.Executor`; also ends a cluster that was started here."""
-        for worker in self._workers:
-            self._stop_worker(worker)
-        self._workers, self._stored = [], []
+        super().close()
+        self._slots, self._stored = [], []
         if self._ours:
             self._ours = False
             self._ray.shutdown()

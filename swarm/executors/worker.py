@@ -1,25 +1,18 @@
 """A worker loads base, pool and task once and then scores job after job."""
 
-import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
 import numpy as np
 
-from swarm.engine.base import Engine
+from swarm.engine.base import Engine, Gradient
 from swarm.engine.base_model import BaseModel
 from swarm.errors import NotFinite, UserError
 from swarm.models.base import Completion, Request, Usage
 from swarm.pool.pool import ExpertPool
 from swarm.tasks.base import Item, Score, Task
-
-if TYPE_CHECKING:
-    from swarm.engine.base import Gradient
-
-
-log = logging.getLogger(__name__)
 
 
 def check_devices(gpus: Any) -> list[int]:
@@ -29,21 +22,23 @@ def check_devices(gpus: Any) -> list[int]:
         UserError: Not integers, repeated, or no such device.
     """
     devices = [] if gpus is None else gpus
-    if not isinstance(devices, list) or any(type(g) is not int or g < 0 for g in devices):
-        raise UserError(f"gpus={gpus}: must be device numbers such as 0,1,2, or [] for the CPU", 2)
-    if len(set(devices)) < len(devices):
-        raise UserError(f"gpus={devices}: each device may be listed once", 2)
-    if not devices:
-        return devices
-    import torch
-
-    count = torch.cuda.device_count()
-    missing = [g for g in devices if g >= count]
-    if missing:
-        there = f"0 to {count - 1}" if count else "none on this machine"
+    if (
+        not isinstance(devices, list)
+        or any(type(g) is not int or g < 0 for g in devices)
+        or len(set(devices)) < len(devices)
+    ):
         raise UserError(
-            f"gpus={devices}: no CUDA device {missing[0]}; allowed: {there}, or gpus=[]"
+            f"gpus={gpus}: must be device numbers such as 0,1,2, each once, or [] for the CPU", 2
         )
+    if devices:
+        import torch
+
+        count = torch.cuda.device_count()
+        if missing := [g for g in devices if g >= count]:
+            there = f"0 to {count - 1}" if count else "none on this machine"
+            raise UserError(
+                f"gpus={devices}: no CUDA device {missing[0]}; allowed: {there}, or gpus=[]"
+            )
     return devices
 
 
@@ -76,10 +71,6 @@ def select_device(gpus: Sequence[int], engine: Engine) -> str:
     names = shown.split(",") if shown else [str(number) for number in range(max(gpus) + 1)]
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[number] for number in gpus)
     return "cuda:0"
-
-
-MAX_DEATHS = 3
-"""Number of workers that may die on the same job before the run ends."""
 
 
 class Executor:
@@ -156,7 +147,7 @@ class JobResult:
     scores: list[list[Score]]
     prompts: int
     tokens: int
-    gradient: "Gradient | None" = None
+    gradient: Gradient | None = None
 
 
 def resolve_split(task: Task, split: str) -> tuple[Task, Sequence[Item]]:
@@ -184,18 +175,6 @@ def format_failure(job: Job, error: Exception) -> str:
     return f"{type(error).__name__}: {words} ({where}); the traceback is in log.txt"
 
 
-def raise_failure(answer: str, job: Job, where: str) -> NoReturn:
-    """Raise what a worker answered in place of a result: one line, then perhaps a traceback.
-
-    Raises:
-        UserError: Always; the traceback goes to the log.
-    """
-    first, _, rest = answer.partition("\n")
-    if rest:
-        log.error("job %d failed on %s:\n%s", job.number, where, rest)
-    raise UserError(first)
-
-
 @dataclass(slots=True)
 class JobUsage(Usage):
     """Usage of an engine's completions, and the index of the position that is being run."""
@@ -204,87 +183,69 @@ class JobUsage(Usage):
 
 
 class Worker:
-    """The recipe of a worker: cheap to construct and to send; `open` does the heavy work."""
+    """The recipe of a worker: cheap to construct and to send; `open` does the heavy work.
+
+    Attributes:
+        device: The device on which it is open; `None` if it is not.
+    """
 
     def __init__(self, base: BaseModel, pool: ExpertPool, task: Task, engine: Engine) -> None:
-        self.base = base
-        self.pool = pool
-        self.task = task
-        self.engine = engine
-        self._device: str | None = None
+        self.base, self.pool, self.task, self.engine = base, pool, task, engine
+        self.device: str | None = None
 
     def open(self, device: str) -> None:
         """Load everything on `device`, once."""
-        if self._device is None:
+        if self.device is None:
             # A pool is pickled closed; opening it again reads a few headers.
             self.engine.open(self.base, self.pool.open(self.base), device)
             self.task.open(device)
-            self._device = device
+            self.device = device
 
     def close(self) -> None:
         """Release what `open` acquired."""
-        if self._device is not None:
+        if self.device is not None:
             self.engine.close()
-        self._device = None
+        self.device = None
 
     def run(self, job: Job) -> JobResult:
         """Score the job's positions on its items.
 
         An unexpected error is reraised with a note that names the item that caused it.
         """
-        meter = JobUsage()
         task, every = resolve_split(self.task, job.split)
-        items = [every[i] for i in job.items]
+        items, meter = [every[i] for i in job.items], JobUsage()
+        positions = np.array(job.positions, dtype=np.float64)
         try:
             if job.split in GRADIENT_SPLITS:
-                return self._compute_gradient(job, task, items)
-            scores = self._run_task(task, job.positions, items, meter)
+                examples = task.gold_examples(items)
+                if job.split == "entropy":
+                    examples = [replace(example, unlabelled=True) for example in examples]
+                found = self.engine.compute_gradient(positions[0], examples, job.split != "loss")
+                return JobResult(job.number, [], len(items), 0, found)
+            scores = run_tasks_lockstep(task, self.engine, positions, items, meter)
             return JobResult(job.number, scores, meter.calls, meter.tokens)
         except NotFinite as error:
             names = dict(enumerate(job.names))
             raise UserError(f"{names.get(error.position) or 'a position'}: {error}") from None
-        except UserError:
-            raise
         except Exception as error:
-            if job.split in GRADIENT_SPLITS:
-                raise
-            if (
-                item := self._find_failing_item(task, job.positions[meter.position], items)
-            ) is not None:
-                error.add_note(f"item {item['id']}")
+            if not isinstance(error, UserError) and job.split not in GRADIENT_SPLITS:
+                item = self._find_failing_item(task, positions[[meter.position]], items)
+                if item is not None:
+                    error.add_note(f"item {item['id']}")
             raise
-
-    def _compute_gradient(self, job: Job, task: Task, items: Sequence[Item]) -> JobResult:
-        """Return the loss of the items at the job's position, and its derivative."""
-        (position,) = np.array(job.positions, dtype=np.float64)
-        examples = task.gold_examples(items)
-        if job.split == "entropy":
-            examples = [replace(example, unlabelled=True) for example in examples]
-        gradient = self.engine.compute_gradient(position, examples, job.split != "loss")
-        return JobResult(job.number, [], len(items), 0, gradient)
-
-    def _run_task(
-        self,
-        task: Task,
-        positions: Sequence[Sequence[float]],
-        items: Sequence[Item],
-        meter: JobUsage,
-    ) -> list[list[Score]]:
-        rows = np.array(positions, dtype=np.float64)
-        return run_tasks_lockstep(task, self.engine, rows, items, meter)
 
     def _find_failing_item(
-        self, task: Task, position: Sequence[float], items: Sequence[Item]
+        self, task: Task, position: np.ndarray, items: Sequence[Item]
     ) -> Item | None:
         """Return the first item that fails alone; `None` if none or each does.
 
-        Runs one position, at which the job failed, on items up to the first that fails and the
-        first that does not, because a scorer of texts may be slow or cost money.
+        Runs one position [1, K], at which the job failed, on items up to the first that fails and
+        the first that does not, because a scorer of texts may be slow or cost money.
         """
         failed, passed = None, len(items) == 1
         for item in items:
             try:
-                self._run_task(task, [position], [item], JobUsage())
+                run_tasks_lockstep(task, self.engine, position, [item], JobUsage())
                 passed = True
             except Exception:
                 failed = failed or item
@@ -305,10 +266,10 @@ def run_tasks_lockstep(
         One list of scores per position, in the order of the items.
     """
     plays = [task.run(items) for _ in positions]
-    requests: dict[int, list[Request]] = {}
     scores: dict[int, list[Score]] = {}
     answers: dict[int, list[Completion] | None] = dict.fromkeys(range(len(plays)))
     while answers:
+        requests: dict[int, list[Request]] = {}
         for number, answer in answers.items():
             meter.position = number
             try:
@@ -316,12 +277,9 @@ def run_tasks_lockstep(
                 requests[number] = plays[number].send(answer)  # type: ignore[arg-type]
             except StopIteration as end:
                 scores[number] = end.value
-                requests.pop(number, None)
-        live = sorted(requests)
+        live = list(requests)
         try:
-            generated = (
-                engine.generate(positions[live], [requests[i] for i in live]) if live else []
-            )
+            generated = engine.generate(positions[live], list(requests.values())) if live else []
         except NotFinite as error:
             raise NotFinite(live[error.position], error.quantity) from None
         answers = dict(zip(live, generated, strict=True))

@@ -5,7 +5,6 @@ scaling in B. All results are float64 too, so that they are rounded only once, w
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,23 +77,12 @@ def truncate_rank(a: "Tensor", b: "Tensor", rank: int) -> tuple[FactorPair, floa
     return pair, float(values[rank:].norm())
 
 
-@dataclass(frozen=True)
-class CompressedUpdate:
-    """An update in its stored form.
+def compress_update(exact: FactorPair, rank: int | None) -> tuple[FactorPair, float, float]:
+    """Compress an update to at most `rank` (None: any), in float32.
 
-    Attributes:
-        pair: A and B in float32.
-        norm: Frobenius norm of the exact update.
-        error: Frobenius norm of the difference between the exact and the stored update.
+    Returns:
+        The stored pair, and the Frobenius norms of the exact update and of the difference.
     """
-
-    pair: FactorPair
-    norm: float
-    error: float
-
-
-def compress_update(exact: FactorPair, rank: int | None) -> CompressedUpdate:
-    """Compress an update to at most `rank` (None: any), in float32, and measure the error."""
     import torch
 
     near, cut = exact, 0.0
@@ -107,7 +95,7 @@ def compress_update(exact: FactorPair, rank: int | None) -> CompressedUpdate:
     rounding = update_norm(
         torch.cat([one for one, _ in parts]), torch.cat([two for _, two in parts], 1)
     )
-    return CompressedUpdate(kept, update_norm(*exact), (cut**2 + rounding**2) ** 0.5)
+    return kept, update_norm(*exact), (cut**2 + rounding**2) ** 0.5
 
 
 def compress_modules(
@@ -123,18 +111,18 @@ def compress_modules(
         The pairs, padded to the highest of their ranks; that rank; and the relative errors:
             "overall", of all modules as one matrix, and "worst", of the "worst_module".
     """
-    compressed = {name: compress_update(pair, rank) for name, pair in exact}
-    highest = max(1, *(len(one.pair[0]) for one in compressed.values()))
-    relative = {name: one.error / one.norm for name, one in compressed.items() if one.norm}
-    total = sum(one.norm**2 for one in compressed.values())
-    missed = sum(one.error**2 for one in compressed.values())
+    found = {name: compress_update(pair, rank) for name, pair in exact}
+    highest = max(1, *(len(pair[0]) for pair, _, _ in found.values()))
+    relative = {name: error / norm for name, (_, norm, error) in found.items() if norm}
+    total = sum(norm**2 for _, norm, _ in found.values())
+    missed = sum(error**2 for _, _, error in found.values())
     worst = max(relative, key=lambda name: relative[name]) if any(relative.values()) else None
     errors = {
         "overall": (missed / total) ** 0.5 if total else 0.0,
         "worst": relative[worst] if worst else 0.0,
         "worst_module": worst,
     }
-    return {name: pad_rank(one.pair, highest) for name, one in compressed.items()}, highest, errors
+    return {name: pad_rank(pair, highest) for name, (pair, _, _) in found.items()}, highest, errors
 
 
 OVERSAMPLING, POWER_ITERATIONS = 8, 4

@@ -22,7 +22,7 @@ import yaml
 from swarm._util.files import conf_folder, find_path
 from swarm._util.threads import start_thread
 from swarm.engine.base_model import BaseModel, choose_device, validate_device
-from swarm.engine.token_ensemble.members import MIXTURE_FILE, base_model_like, is_adapter_folder
+from swarm.engine.token_ensemble import MIXTURE_FILE, base_model_like, is_adapter_folder
 from swarm.errors import UserError
 from swarm.merging.positions import describe_position
 from swarm.models.base import (

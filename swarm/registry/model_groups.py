@@ -12,8 +12,13 @@ import numpy as np
 from swarm.engine.base import Engine
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.engine.token_ensemble.engine import TokenEnsembleEngine, read_mixture
-from swarm.engine.token_ensemble.members import MIXTURE_FILE, ModelEnsemble, is_adapter_folder
+from swarm.engine.token_ensemble import (
+    MIXTURE_FILE,
+    ModelEnsemble,
+    TokenEnsembleEngine,
+    is_adapter_folder,
+    read_mixture,
+)
 from swarm.errors import UserError
 from swarm.pool.adapter import Adapter, read_adapter, read_routed_adapter
 from swarm.pool.discovery import check_base_models, check_compatible, common_shapes
@@ -130,13 +135,14 @@ class AdapterGroup:
 
     def check(self) -> None:
         """See `ModelGroup.check`; reads every weight of the adapters once."""
-        from swarm.engine.lora import install_lora_layers
+        from swarm.engine.lora import LoraLayers
 
         model, _ = load_cached_without_weights(self.base)
         factors = {
             name: [one.to("meta") for one in pair] for name, pair in self._build_basis().items()
         }
-        install_lora_layers(model, factors, str(self.base.path), self._experts_folder()).remove()
+        where = f"pool.folder={self._experts_folder()} on {self.base.path}"
+        LoraLayers(model, factors, where).remove()
 
     def load(self, device: str, engine: HFEngine | None = None) -> HFEngine:
         """See `ModelGroup.load`."""

@@ -22,11 +22,9 @@ from peft import PeftModel
 
 from swarm.engine import decode
 from swarm.engine.base_model import BaseModel
-from swarm.engine.full.engine import FullWeightsEngine
-from swarm.engine.full.pool import FullModelPool
+from swarm.engine.full import FullModelPool, FullWeightsEngine
 from swarm.engine.hf import HFEngine
-from swarm.engine.token_ensemble.engine import TokenEnsembleEngine
-from swarm.engine.token_ensemble.members import ModelEnsemble
+from swarm.engine.token_ensemble import ModelEnsemble, TokenEnsembleEngine
 from swarm.models.base import Message, Request
 from swarm.pool.pool import Pool
 

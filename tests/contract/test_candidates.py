@@ -21,8 +21,7 @@ from transformers import AutoTokenizer
 from swarm._util.files import conf_folder, write_gzip_json
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.engine.token_ensemble.engine import TokenEnsembleEngine
-from swarm.engine.token_ensemble.members import ModelEnsemble
+from swarm.engine.token_ensemble import ModelEnsemble, TokenEnsembleEngine
 from swarm.errors import UserError
 from swarm.evaluation.base import JobUsage
 from swarm.evaluation.checkpoints import (

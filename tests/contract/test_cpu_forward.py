@@ -94,9 +94,9 @@ def test_a_gradient_takes_the_original_forward(base: Path) -> None:
 def test_rows_of_similar_length_attend_together() -> None:
     real = torch.tensor([[0] * (9 - length) + [1] * length for length in LENGTHS])
     layout = lay_out_tokens((6, 9), real, 0, torch.float32)
-    found = [(g.rows.start, g.rows.stop, g.width, g.index is None) for g in layout.groups]
+    found = [(g.rows.start, g.rows.stop, g.width, g.real is None) for g in layout.groups]
     assert found == [(0, 2, 9, True), (2, 4, 5, False), (4, 6, 1, True)]
-    assert layout.index is not None and len(layout.index) == sum(LENGTHS)
+    assert layout.real is not None and len(layout.real) == sum(LENGTHS)
 
 
 @pytest.mark.parametrize("plan", ["stacked", "merged"])

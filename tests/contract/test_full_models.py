@@ -17,13 +17,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig
 
+from swarm.engine import full as checkpoint
 from swarm.engine.base_model import BaseModel
-from swarm.engine.full import checkpoint
-from swarm.engine.full.engine import FullWeightsEngine
-from swarm.engine.full.pool import FullModelPool
+from swarm.engine.full import FullModelPool, FullWeightsEngine
 from swarm.engine.hf import HFEngine
-from swarm.engine.token_ensemble.engine import TokenEnsembleEngine
-from swarm.engine.token_ensemble.members import ModelEnsemble
+from swarm.engine.token_ensemble import ModelEnsemble, TokenEnsembleEngine
 from swarm.errors import UserError
 from swarm.models.base import Model, Request
 from swarm.pool.pool import Pool

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine, HFModel
-from swarm.engine.token_ensemble.members import ModelEnsemble
+from swarm.engine.token_ensemble import ModelEnsemble
 from swarm.errors import UserError
 from swarm.models.base import Completion, Delta, Message, Model, Request
 from swarm.pool.pool import Pool

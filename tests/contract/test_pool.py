@@ -241,13 +241,13 @@ def test_an_update_that_cancels_is_told_apart_from_its_rounding() -> None:
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(*s, generator=generator).double() for s in ((4, 20), (30, 4)))
     near = b + 1e-4 * torch.randn(30, 4, generator=generator)
-    done = lora_math.compress_update(
+    pair, norm, error = lora_math.compress_update(
         lora_math.concatenate_factors([(0.3, a, b), (-0.3, a, near)], 20, 30), None
     )
     exact = 0.3 * (b - near) @ a
-    found = done.pair[1].double() @ done.pair[0].double()
-    assert done.norm == pytest.approx(float(exact.norm()), rel=1e-6)
-    assert done.error == pytest.approx(float((found - exact).norm()), rel=1e-3)
+    found = pair[1].double() @ pair[0].double()
+    assert norm == pytest.approx(float(exact.norm()), rel=1e-6)
+    assert error == pytest.approx(float((found - exact).norm()), rel=1e-3)
 
 
 def test_a_pool_opens_without_torch_and_travels_closed(tiny_pool: Path) -> None:

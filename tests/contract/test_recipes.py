@@ -8,7 +8,8 @@ import pytest
 import tiny
 import torch
 
-from swarm.merging import MERGE_NAMES, lora_math, merge_factors, methods
+from swarm import merging
+from swarm.merging import MERGE_NAMES, lora_math, merge_factors
 from swarm.merging.positions import position_label
 from swarm.optimizers.static_merges import StaticMerges
 from swarm.pool.pool import Pool
@@ -133,7 +134,7 @@ def test_dare_of_factors_is_peft_s_with_its_own_mask(kind: str, plain: Merged) -
     weight = {"dare_linear": NUMBER**-2, "dare_ties": 1.0}[kind]
     draw = torch.Generator()
     draw.set_state(plain.peft(kind, weight, 0.6))
-    recipe = {"dare_linear": methods.dare_linear, "dare_ties": methods.dare_ties}[kind]
+    recipe = {"dare_linear": merging.dare_linear, "dare_ties": merging.dare_ties}[kind]
     for module in MODULES:  # in PEFT's order: one stream of numbers
         for side in (0, 1):
             theirs = plain.pair(module, "merged")[side]
@@ -151,7 +152,7 @@ def test_updates_merge_as_in_peft_s_svd(kind: str, scaled: Merged) -> None:
         if kind == "ties":
             mine = update(merge_factors(kind, experts, 0.5, 0, "delta", 16))
         else:
-            recipe = {"dare_linear": methods.dare_linear, "dare_ties": methods.dare_ties}[kind]
+            recipe = {"dare_linear": merging.dare_linear, "dare_ties": merging.dare_ties}[kind]
             matrix = recipe(map(update, experts), theirs.shape, 0.5, draw)
             mine = update(lora_math.factorize_matrix(matrix, 16, torch.Generator().manual_seed(0)))
         # 16 is all of v_proj; of the others the cut itself is nearly as good as an SVD's.

@@ -13,8 +13,7 @@ from transformers import AutoTokenizer
 from swarm.engine.base_model import BaseModel
 from swarm.engine.decode import gumbel_noise, random_key
 from swarm.engine.hf import HFEngine
-from swarm.engine.token_ensemble.engine import TokenEnsembleEngine
-from swarm.engine.token_ensemble.members import ModelEnsemble
+from swarm.engine.token_ensemble import ModelEnsemble, TokenEnsembleEngine
 from swarm.engine.tokenization import clip_new_tokens, encode_prompt
 from swarm.errors import UserError
 from swarm.models.base import Completion, Message, Request

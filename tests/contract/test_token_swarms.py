@@ -20,8 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Mistr
 
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.engine.token_ensemble.engine import TokenEnsembleEngine, TokenEnsembleModel
-from swarm.engine.token_ensemble.members import ModelEnsemble
+from swarm.engine.token_ensemble import ModelEnsemble, TokenEnsembleEngine, TokenEnsembleModel
 from swarm.errors import UserError
 from swarm.executors import ray
 from swarm.models.base import Completion, Request

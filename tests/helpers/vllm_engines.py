@@ -11,7 +11,7 @@ import torch
 
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.engine.vllm.engine import VLLMEngine
+from swarm.engine.vllm import VLLMEngine
 from swarm.models.base import Completion, Request
 from swarm.pool.pool import Pool
 

@@ -12,7 +12,7 @@ pytest.importorskip("vllm", reason="vLLM has an environment of its own: scripts/
 
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.engine.vllm.engine import VLLMEngine
+from swarm.engine.vllm import VLLMEngine
 from swarm.errors import NotFinite, UserError
 from swarm.models.base import Message, Request
 from swarm.pool.pool import Pool

@@ -19,7 +19,7 @@ import vllm_engines
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: scripts/test_vllm.sh")
 
 from swarm.engine.base_model import BaseModel
-from swarm.engine.vllm.engine import VLLMEngine
+from swarm.engine.vllm import VLLMEngine
 from swarm.errors import UserError
 from swarm.models.base import Request
 from swarm.pool.pool import Pool

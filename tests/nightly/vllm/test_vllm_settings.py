@@ -7,10 +7,10 @@ import pytest
 import searches
 import tiny
 
+from swarm.engine import vllm as launch
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.engine.vllm import launch
-from swarm.engine.vllm.engine import VLLMEngine
+from swarm.engine.vllm import VLLMEngine
 from swarm.errors import UserError
 from swarm.executors import ray
 from swarm.executors.inline import InlineExecutor

@@ -14,7 +14,7 @@ from hydra.utils import instantiate
 from swarm.api.overrides import compose_config
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.engine.vllm.engine import VLLMEngine
+from swarm.engine.vllm import VLLMEngine
 from swarm.errors import UserError
 from swarm.executors.worker import JobUsage, run_tasks_lockstep
 from swarm.models.base import Completion, Message, Request

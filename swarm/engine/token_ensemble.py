@@ -1,26 +1,260 @@
-"""Token Swarms: full models mixed token by token, as an engine and as one model."""
+"""Token Swarms: full models that share a tokenizer, mixed token by token (engine=token)."""
 
-from collections.abc import Iterable, Sequence
+import copy
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from swarm._util.files import parse_json
-from swarm.engine.base import Mixer
-from swarm.engine.base_model import BaseModel
-from swarm.engine.hf import BATCH_CPU, BATCH_GPU, HFEngine
-from swarm.engine.token_ensemble.members import MIXTURE_FILE, ModelEnsemble
+from swarm._util import files
+from swarm._util.files import parse_json, write_json
+from swarm.engine.base import Mixer, as_pool
+from swarm.engine.base_model import BaseModel, find_in_hub_cache
+from swarm.engine.hf import HFEngine
 from swarm.engine.tokenization import apply_chat_template, context_length_of, end_token_ids
 from swarm.errors import UserError
 from swarm.models.base import Completion, Request
+from swarm.pool.adapter import CONFIG_FILE, Adapter, read_adapter
 from swarm.pool.pool import ExpertPool
 
 if TYPE_CHECKING:
     import torch
 
+    from swarm.pool.discovery import NamedModel
+
+MIXTURE_FILE = "mixture.json"
+
 PROBE_TEXT = "Question: is 3 + 4 = 7?\n(A) yes (B) no\nAnswer:"
 """A text that all tokenizers have to encode alike."""
+
+MIN_PROBABILITY = 2.0**-126
+"""Lower bound of a token's probability in a mixture, the smallest normal float32; negative ones are
+raised to it too.
+"""
+
+
+class EnsembleMember(NamedTuple):
+    """One model of a panel."""
+
+    name: str
+    """The name in results."""
+    base: BaseModel
+    """The model, or the base of its adapter."""
+    adapter: Adapter | None = None
+    """A LoRA; `None` if the base is the model."""
+
+
+class ModelPanel(ExpertPool):
+    """Complete models; a position has a coefficient for each.
+
+    Their names are the last parts of their paths, or the full paths if these are not unique.
+
+    Args:
+        models: Two or more folders or hub ids.
+        base: How they are opened; `None` is the first one, opened with the defaults.
+
+    Raises:
+        UserError: Fewer than two models, or one of them twice.
+    """
+
+    def __init__(self, models: Sequence[str] | None, base: BaseModel | None = None) -> None:
+        given = [] if models is None or isinstance(models, str) else list(models)
+        texts = all(isinstance(one, str) and one.strip() for one in given)
+        if len(given) < 2 or not texts or len(set(given)) < len(given):
+            raise UserError(
+                f"pool.models={models}: give two or more folders or hub ids of models, each once, "
+                "e.g. pool.models='[models/mine,models/other]'"
+            )
+        last = [Path(one).name for one in given]
+        self.models, self.names = given, last if len(set(last)) == len(last) else given
+        self.expert_count = len(self.names)
+        self.base = base or BaseModel(self.models[0])
+
+    def position(self, coefficients: Iterable[float]) -> list[float]:
+        """Return the coefficients as a list.
+
+        Raises:
+            UserError: They are not K finite numbers.
+        """
+        vector = [float(value) for value in coefficients]
+        if len(vector) != len(self.models) or not all(map(math.isfinite, vector)):
+            raise UserError(f"expected {len(self.models)} finite numbers, one per model: {vector}")
+        return vector
+
+
+class ModelEnsemble(ModelPanel):
+    """K models; a position is their weights in the mixture of their next-token distributions.
+
+    Args:
+        models: Folders or hub ids of models, or folders with a PEFT LoRA adapter of one.
+        base: How models are opened (dtype, trust_remote_code), and the base of the adapters that
+            name it or none; `None` is the first model, opened with the defaults.
+
+    Raises:
+        UserError: Fewer than two models, or one of them twice.
+    """
+
+    saves = "mixture"
+
+    def __init__(self, models: Sequence[str] | None, base: BaseModel | None = None) -> None:
+        super().__init__(models, base)
+        self._members: list[EnsembleMember] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the panel as its settings, closed; a worker opens its own files."""
+        return ModelEnsemble, (self.models, self.base)
+
+    def open(self, base: "str | NamedModel | None" = None) -> "ModelEnsemble":
+        """Resolve each member, from configurations alone, and return the panel itself.
+
+        Args:
+            base: Ignored: models need no common base.
+
+        Raises:
+            UserError: An adapter cannot be read, or its base is unknown.
+        """
+        if is_adapter_folder(self.base.path):
+            raise UserError(
+                f"pool.models: the first, {self.base.path}, is an adapter: set its base model, "
+                "e.g. model=local model.path=BASE"
+            )
+        self._members = [self._build_member(*one) for one in zip(self.names, self.models)]  # noqa: B905
+        return self
+
+    def _build_member(self, name: str, path: str) -> EnsembleMember:
+        if not is_adapter_folder(path):
+            return EnsembleMember(name, base_model_like(self.base, path))
+        adapter = read_adapter(files.find_path(path))
+        known = {Path(one).name for one in (self.base.path, self.base.name) if one}
+        if adapter.base_model is None or Path(adapter.base_model).name in known:
+            return EnsembleMember(name, self.base, adapter)
+        return EnsembleMember(name, base_model_like(self.base, adapter.base_model), adapter)
+
+    def members(self) -> list[EnsembleMember]:
+        """Return the models, once the panel is open."""
+        if not self._members:
+            raise RuntimeError("the models are not open: call ModelEnsemble.open first")
+        return self._members
+
+    def check(self) -> None:
+        """Resolve every model's files on this disk, and read every weight of the adapters once.
+
+        Raises:
+            UserError: A model is missing and cannot be downloaded, or a weight is not finite.
+        """
+        for member in self.members():
+            with name_pool_models_key():
+                member.base.resolve()
+            if member.adapter:
+                for module in member.adapter.shapes:
+                    member.adapter.load_factors(module)
+
+    def load_members(self, device: str) -> Iterator[tuple[str, Any, Any]]:
+        """Yield name, model and tokenizer of each member on `device`; "meta" is without weights.
+
+        Adapters of one base share its weights.
+
+        Raises:
+            UserError: A model cannot be opened, or an adapter does not fit its base.
+        """
+        opened: dict[BaseModel, tuple[Any, Any]] = {}
+        for name, base, adapter in self.members():
+            with name_pool_models_key():
+                if base not in opened:
+                    meta = device == "meta"
+                    opened[base] = base.load_without_weights() if meta else base.load(device)
+            model, tokenizer = opened[base]
+            if adapter:
+                model = with_adapter(model, adapter, f"pool.models: {name} on {base.path}")
+            yield name, model, tokenizer
+
+    def fingerprint(self) -> str:
+        """Return 16 hexadecimal digits of the search's models: names, order and weights."""
+        digest = hashlib.sha256()
+        for name, base, adapter in self.members():
+            digest.update(f"{name}\n{base.fingerprint()}\n".encode())
+            if adapter:
+                digest.update(adapter.identity_bytes())
+        return digest.hexdigest()[:16]
+
+    def save(
+        self, coefficients: Iterable[float], folder: str | Path, extra: dict[str, Any] | None = None
+    ) -> None:
+        """Write the mixture at a position [K] as a mixture.json, for `TokenEnsembleModel`.
+
+        A swarm.json with its components and `extra` is written last.
+
+        Raises:
+            UserError: The vector is not K finite numbers, or the folder cannot be written.
+        """
+        vector = self.position(coefficients)
+        base = {"path": _portable_path(self.base), "name": self.base.name or self.base.path}
+        models = [
+            str(adapter.folder.absolute()) if adapter else _portable_path(own)
+            for _, own, adapter in self.members()
+        ]
+        content = {"models": models, "weights": vector, "base": base | {"dtype": self.base.dtype}}
+        write_json(Path(folder) / MIXTURE_FILE, content)
+        note = {"experts": self.names, "coefficients": vector, "space": "tokens"}
+        write_json(Path(folder) / "swarm.json", {**(extra or {}), **note})
+
+
+def base_model_like(base: BaseModel, path: str) -> BaseModel:
+    """Return the model at `path`, opened with the settings of `base`."""
+    if path in (base.path, base.name):
+        return base
+    # The wheel replaces the base alone.
+    return BaseModel(path, None, base.dtype, base.trust_remote_code)
+
+
+def is_adapter_folder(path: str | None) -> bool:
+    """Return whether `path` is a folder with an adapter and no model."""
+    folder = files.find_path(path or "")
+    return (folder / CONFIG_FILE).is_file() and not (folder / "config.json").is_file()
+
+
+def with_adapter(model: Any, adapter: Adapter, where: str) -> Any:
+    """Return a copy of the model with an adapter in its layers; weights are shared.
+
+    Args:
+        where: Names of the adapter and of the model, for the error.
+
+    Raises:
+        UserError: The adapter does not fit.
+    """
+    import torch
+
+    from swarm.engine.lora import LoraLayers
+
+    shared = {id(weight): weight for weight in (*model.parameters(), *model.buffers())}
+    twin = copy.deepcopy(model, shared)
+    basis = {}
+    for module in adapter.shapes:
+        down, up = adapter.load_factors(module)
+        basis[module] = (down.float(), up.float(), torch.zeros(len(down), dtype=torch.long))
+    LoraLayers(twin, basis, where).set_positions(torch.ones(1, 1))
+    return twin
+
+
+@contextmanager
+def name_pool_models_key() -> Iterator[None]:
+    """Replace the base model's key in errors by pool.models, which the member was set with."""
+    try:
+        yield
+    except UserError as error:
+        message = str(error.args[0]).replace("model.path=", "pool.models: ", 1)
+        raise UserError(message, error.code) from None
+
+
+def _portable_path(base: BaseModel) -> str:
+    """Return a model's location valid from any folder: its hub id, or an absolute path."""
+    path, folder = str(base.path), Path(base.resolve())
+    hub = not files.find_path(path).is_dir() and folder == find_in_hub_cache(path)
+    return path if hub else str(folder.absolute())
 
 
 class TokenEnsembleEngine(HFEngine):
@@ -36,51 +270,52 @@ class TokenEnsembleEngine(HFEngine):
             of memory.
     """
 
+    routes = differentiable = False
+
     def __init__(self, max_tokens: int | None = None) -> None:
         # A mixed model runs all positions at once, as a stacked one does.
         super().__init__("stacked", max_tokens)
 
-    routes = differentiable = False
-
     def check(self, base: BaseModel, pool: ExpertPool) -> Any:
         """See `swarm.engine.base.Engine`."""
-        models, tokenizer, _ = collect_compatible(as_model_ensemble(pool).load_members("meta"))
-        self.context = min(map(context_length_of, models))
+        panel = as_pool(pool, ModelEnsemble, "token")
+        models, tokenizer, _ = collect_compatible(panel.load_members("meta"))
+        self.context = min(context_length_of(model.config) for model in models)
         return tokenizer
 
     def open(self, base: BaseModel, pool: ExpertPool, device: str) -> None:
         """See `swarm.engine.base.Engine`; the panel's members define their own bases."""
-        models, self._tokenizer, width = collect_compatible(
-            as_model_ensemble(pool).load_members(device)
-        )
-        self._model = EnsembleModel(models, width)
+        panel = as_pool(pool, ModelEnsemble, "token")
+        models, tokenizer, width = collect_compatible(panel.load_members(device))
+        ends = (end_token_ids(model.generation_config, tokenizer) for model in models)
+        context = min(context_length_of(model.config) for model in models)
+        mixed = EnsembleModel(models, width)
+        self._hold_model(mixed, tokenizer, frozenset().union(*ends), context)
         self._count = len(models)
-        self._budget = self.max_tokens or (BATCH_CPU if device == "cpu" else BATCH_GPU)
-        self._ends = frozenset().union(*(end_token_ids(model, self._tokenizer) for model in models))
-        self._context = min(map(context_length_of, models))
-        self._set_mixer(self._model)
+        self._set_mixer(mixed)
 
     def log_perplexities(self, prompts: Sequence[Any]) -> tuple[np.ndarray, int]:
         """Return each model's log perplexity of each prompt, [R, K], and the tokens read.
 
         It is the mean negative natural log probability of a prompt's tokens; turns are formatted
-        with the chat template.
+        with the chat template, without the beginning-of-text token.
         """
-        texts = [prompt_to_text(self._tokenizer, prompt) for prompt in prompts]
-        different = list(dict.fromkeys(texts))
-        requests = [[Request("", 0, (text,)) for text in different]] * self._count
+        texts = [
+            prompt
+            if isinstance(prompt, str)
+            else apply_chat_template(self._tokenizer, prompt, tokenize=False).removeprefix(
+                self._tokenizer.bos_token or ""
+            )
+            for prompt in prompts
+        ]
+        places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+        requests = [[Request("", 0, (text,)) for text in places]] * self._count
         rows = self.generate(np.eye(self._count), requests)
-        found = {
-            text: [
-                -completion.logprobs[0] / max(1, completion.choice_tokens[0])
-                for completion in column
-            ]
-            for text, column in zip(different, zip(*rows, strict=True), strict=True)
-        }
-        tokens = sum(
-            completion.prompt_tokens + completion.new_tokens for row in rows for completion in row
+        found = np.array(
+            [[-one.logprobs[0] / max(1, one.choice_tokens[0]) for one in row] for row in rows]
         )
-        return np.array([found[text] for text in texts]), tokens
+        tokens = sum(one.prompt_tokens + one.new_tokens for row in rows for one in row)
+        return found.T[[places[text] for text in texts]], tokens
 
 
 class TokenEnsembleModel:
@@ -125,27 +360,6 @@ def read_mixture(
         return ModelEnsemble(content["models"], base).open(), weights
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{file} is not a readable mixture: {error!r}") from None
-
-
-def prompt_to_text(tokenizer: Any, prompt: Any) -> str:
-    """Return a request's prompt as text, without the beginning-of-text token."""
-    if isinstance(prompt, str):
-        return prompt
-    text = apply_chat_template(tokenizer, prompt, tokenize=False)
-    return str(text).removeprefix(tokenizer.bos_token or "")
-
-
-def as_model_ensemble(pool: ExpertPool) -> ModelEnsemble:
-    """Return the pool as a `ModelEnsemble`.
-
-    Raises:
-        UserError: It is of another kind.
-    """
-    if isinstance(pool, ModelEnsemble):
-        return pool
-    raise UserError(
-        "engine=token mixes complete models and needs pool=models; for adapters use engine=hf"
-    )
 
 
 def collect_compatible(members: Iterable[tuple[str, Any, Any]]) -> tuple[list[Any], Any, int]:
@@ -197,12 +411,6 @@ def describe_tokenizer_difference(one: Any, other: Any) -> str | None:
     return None
 
 
-MIN_PROBABILITY = 2.0**-126
-"""Lower bound of a token's probability in a mixture, the smallest normal float32; negative ones are
-raised to it too.
-"""
-
-
 class EnsembleOutput(NamedTuple):
     """Output of a mixed model, with transformers' names."""
 
@@ -234,7 +442,7 @@ class EnsembleCache:
         from swarm.engine.decode import copy_cache
 
         copied = EnsembleCache(0, 0)
-        copied.caches = [None if cache is None else copy_cache(cache) for cache in self.caches]
+        copied.caches = [copy_cache(cache) for cache in self.caches]
         copied.indices, copied.sizes = [*self.indices], [*self.sizes]
         return copied
 
@@ -256,13 +464,11 @@ class EnsembleModel(Mixer):
     """
 
     def __init__(self, models: Sequence[Any], width: int) -> None:
-        self._models, self._width = models, width
         from swarm.engine.decode import can_share_prefix
 
-        # Prefix sharing is possible only if all models allow it: expose the most restrictive
-        # config.
+        self._models, self._width, self.device = models, width, models[0].device
+        # Prefixes are shared only if all models allow it: expose the most restrictive config.
         self.config = next((m.config for m in models if not can_share_prefix(m)), models[0].config)
-        self.device = models[0].device
 
     def set_positions(self, coefficients: "torch.Tensor", merge: bool = False) -> None:
         """See `swarm.engine.base.Mixer`."""
@@ -272,7 +478,7 @@ class EnsembleModel(Mixer):
         """See `swarm.engine.base.Mixer`."""
         self._weights = self._positions[particles.to(self.device)]
 
-    def __call__(
+    def forward(
         self,
         input_ids: "torch.Tensor",
         attention_mask: "torch.Tensor | None" = None,
@@ -323,6 +529,8 @@ class EnsembleModel(Mixer):
             mixed[mine] = logits
         return EnsembleOutput(mixed, cache)
 
+    __call__ = forward
+
     def _share_rows(
         self, cache: EnsembleCache, number: int, fresh: Sequence[tuple[int, ...]], used: list[bool]
     ) -> list[int]:
@@ -339,13 +547,12 @@ class EnsembleModel(Mixer):
         chosen: list[int] = []
         known: dict[tuple[int, ...], int] = {}
         for row, tokens in enumerate(fresh):
-            if not used[row]:
-                continue
-            text = (before[row], *tokens)
-            if text not in known:
-                known[text] = len(chosen)
-                chosen.append(row)
-            after[row] = known[text]
+            if used[row]:
+                text = (before[row], *tokens)
+                if text not in known:
+                    known[text] = len(chosen)
+                    chosen.append(row)
+                after[row] = known[text]
         parents = [before[row] for row in chosen]
         if cache.caches[number] is not None and parents != list(range(cache.sizes[number])):
             index = torch.tensor(parents, dtype=torch.long, device=self.device)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from swarm.engine.full.checkpoint import Checkpoint
+from swarm.engine.full import Checkpoint
 
 
 class WorkerExtension:

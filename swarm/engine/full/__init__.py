@@ -1,1 +1,0 @@
-"""Full models instead of adapters: weights are mixed tensor by tensor."""

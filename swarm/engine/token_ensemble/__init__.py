@@ -1,1 +1,0 @@
-"""Token-level ensembles of full models that share a tokenizer."""

@@ -11,7 +11,7 @@ venv=${VENV:-.venv}
 # Measured once: the type is part of the search, and must be the same when it is resumed.
 quicker="$venv/.quicker_dtype"
 if [ ! -s "$quicker" ]; then
-    "$venv/bin/python" -c 'from swarm.engine.base_model import quicker_dtype as f; print(f())' >"$quicker"
+    "$venv/bin/python" scripts/quicker_dtype.py >"$quicker"
 fi
 if [[ $(<"$quicker") == bfloat16 ]]; then
     set -- model.dtype=bfloat16 "$@"

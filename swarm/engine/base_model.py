@@ -2,20 +2,17 @@
 
 import hashlib
 import json
-import math
 import os
 import re
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,34 +42,6 @@ def choose_device(device: str | None) -> str:
         there = f"cuda:0 to cuda:{count - 1}" if count else "none on this machine"
         raise UserError(f"device={device}: no such GPU; allowed: {there}, cpu")
     return f"cuda:{number}"
-
-
-@cache
-def quicker_dtype() -> str:
-    """Return "bfloat16" or "float32": in which type this CPU multiplies sooner.
-
-    Measured in a tenth of a second on one thread, at the size of a small model's layer. The
-    instructions do not show it: some CPUs have those of bfloat16 and are quicker in float32.
-    """
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    least = {"float32": math.inf, "bfloat16": math.inf}
-    pairs = {
-        name: [torch.ones(size, dtype=getattr(torch, name)) for size in ((540, 576), (1536, 576))]
-        for name in least
-    }
-    began, rounds = time.perf_counter(), 0
-    # The first products of a process are slow: at least one more, also where it exceeds the time.
-    while rounds < 2 or time.perf_counter() - began < 0.1:
-        for name, (rows, weight) in pairs.items():
-            start = time.perf_counter()
-            torch.nn.functional.linear(rows, weight)
-            least[name] = min(least[name], time.perf_counter() - start)
-        rounds += 1
-    torch.set_num_threads(threads)
-    return min(least, key=lambda name: least[name])
 
 
 def validate_device(device: str | None) -> str | None:
@@ -106,13 +75,13 @@ def is_hub_id(path: str) -> bool:
 
 def check_model_folder(folder: Path) -> Path:
     """Return `folder` if it contains a configuration and safetensors weights."""
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{folder} contains no config.json: it is not a transformers model")
-    if not any(folder.glob("*.safetensors")):
-        raise UserError(
-            f"{folder} contains no *.safetensors; pickled weights (*.bin) can run code and are "
-            "not loaded: convert them with save_pretrained first"
-        )
+    for pattern in ("config.json", "*.safetensors"):
+        if not any(folder.glob(pattern)):
+            raise UserError(
+                f"{folder} contains no {pattern}, so it is not a transformers model; pickled "
+                "weights (*.bin) can run code and are not loaded: convert them with "
+                "save_pretrained first"
+            )
     return folder
 
 

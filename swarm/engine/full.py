@@ -1,6 +1,5 @@
 """Full models of one architecture instead of adapters, mixed in all their weights (engine=full)."""
 
-import hashlib
 import json
 import math
 import shutil
@@ -12,11 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 
 from swarm._util.files import parse_json
-from swarm._util.settings import PositiveNumber, checked
 from swarm.engine.base import Mixer, as_pool
 from swarm.engine.base_model import SAFE_FILES, BaseModel, wrap_load_errors
 from swarm.engine.hf import HFEngine
-from swarm.engine.token_ensemble import ModelPanel, base_model_like, name_pool_models_key
+from swarm.engine.token_ensemble import ModelPanel, name_pool_models_key
 from swarm.engine.tokenization import context_length_of
 from swarm.errors import UserError
 from swarm.pool.adapter import NOTE_FILE, write_folder_atomic
@@ -38,7 +36,9 @@ INTEGER_DTYPES = ("I64", "I32", "I16", "I8", "U64", "U32", "U16", "U8", "BOOL")
 CHUNK_NUMBERS = 1 << 20
 """Numbers of a tensor in memory at once during mixing, unless one row has more."""
 
-GIGABYTE = 10**9
+SHARD_BYTES = 2 * 10**9
+"""Maximum size of a saved model's file, unless one tensor has more; one such file is in memory
+while it is written."""
 
 # fmt: off
 IGNORED_SETTINGS = {
@@ -124,34 +124,26 @@ def iterate_row_slices(shape: tuple[int, ...]) -> Iterator[Any]:
         yield slice(start, min(start + rows, shape[0]))
 
 
-def write_shards(
-    folder: Path, sizes: Mapping[str, int], limit: float, make: Callable[[str], "Tensor"]
-) -> None:
+def write_shards(folder: Path, sizes: dict[str, int], make: Callable[[str], "Tensor"]) -> None:
     """Write tensors under transformers' file names; one shard is in memory at a time.
 
     Args:
         sizes: Bytes of each tensor.
-        limit: Bytes of a shard, unless one tensor has more.
         make: Returns a tensor by name.
     """
+    from huggingface_hub import split_state_dict_into_shards_factory
     from safetensors.torch import save_file
 
-    shards: list[list[str]] = []
-    free = 0.0
-    for name, size in sizes.items():
-        if not shards or size > free:
-            shards.append([])
-            free = limit
-        shards[-1].append(name)
-        free -= size
-    where: dict[str, str] = {}
-    for number, names in enumerate(shards, start=1):
-        several = f"model-{number:05}-of-{len(shards):05}.safetensors"
-        file = several if len(shards) > 1 else WEIGHTS_FILE
+    split = split_state_dict_into_shards_factory(
+        sizes,
+        get_storage_size=lambda size: size,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=SHARD_BYTES,
+    )
+    for file, names in split.filename_to_tensors.items():
         save_file({name: make(name) for name in names}, folder / file, metadata={"format": "pt"})
-        where |= dict.fromkeys(names, file)
-    if len(shards) > 1:
-        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
@@ -220,7 +212,6 @@ def common_tensors(models: Sequence[Checkpoint]) -> dict[str, tuple[int, ...]]:
     return {name: first.tensors[name].shape for name in common}
 
 
-@checked("pool")
 class FullModelPool(ModelPanel):
     """K models; a position [K] is x = sum_j c_j W_j at each of their tensors W.
 
@@ -233,28 +224,13 @@ class FullModelPool(ModelPanel):
         base: How the models are opened (dtype, trust_remote_code), and the source of a saved
             model's configuration and tokenizer; `None` is the first model, opened with the
             defaults.
-        shard_gigabytes: Maximum size of a saved model's file, in 10^9 bytes; one such file is in
-            memory while it is written.
 
     Raises:
-        UserError: Fewer than two models, one of them twice, or an invalid file size.
+        UserError: Fewer than two models, or one of them twice.
     """
 
     saves = "model"
     saves_personal_bests = False
-
-    def __init__(
-        self,
-        models: Any,
-        base: BaseModel | None = None,
-        shard_gigabytes: PositiveNumber = 2.0,
-    ) -> None:
-        super().__init__(models, base)
-        self.shard_gigabytes = shard_gigabytes
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the pool as its settings; a worker reads the files itself."""
-        return FullModelPool, (self.models, self.base, self.shard_gigabytes)
 
     def open(self, base: "str | NamedModel | None" = None) -> "FullModelPool":
         """Return the pool itself: names are known, and files are read on demand."""
@@ -268,8 +244,7 @@ class FullModelPool(ModelPanel):
             UserError: A model is unavailable, or its files cannot be read.
         """
         with name_pool_models_key():
-            bases = [base_model_like(self.base, path) for path in self.models]
-            return [Checkpoint(Path(base.resolve())) for base in bases]
+            return [Checkpoint(Path(member.base.resolve())) for member in self.members()]
 
     @cached_property
     def tensors(self) -> dict[str, tuple[int, ...]]:
@@ -332,14 +307,6 @@ class FullModelPool(ModelPanel):
                     total = term if total is None else total.add_(term)
             into[rows] = 0.0 if total is None else total
 
-    def fingerprint(self) -> str:
-        """Return 16 hexadecimal digits of names, order and weights."""
-        digest = hashlib.sha256()
-        for name, path in zip(self.names, self.models, strict=True):
-            model = base_model_like(self.base, path)
-            digest.update(f"{name}\n{model.fingerprint()}\n".encode())
-        return digest.hexdigest()[:16]
-
     def save(
         self, coefficients: Iterable[float], folder: str | Path, extra: dict[str, Any] | None = None
     ) -> None:
@@ -382,7 +349,7 @@ class FullModelPool(ModelPanel):
             key = "torch_dtype" if "torch_dtype" in config else "dtype"
             config[key] = max(sorted(set(floats)), key=floats.count)
             path.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-            write_shards(fresh, sizes, self.shard_gigabytes * GIGABYTE, make_tensor)
+            write_shards(fresh, sizes, make_tensor)
 
         write_folder_atomic(folder, write_files, self._build_note(vector, extra), self.saves)
 

@@ -6,6 +6,7 @@
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,12 +24,12 @@ from swarm.engine.base import (
 )
 from swarm.engine.base_model import BaseModel, validate_device
 from swarm.engine.tokenization import (
-    TokenCache,
     build_completion,
     build_row,
     build_scored_completion,
     clip_new_tokens,
     context_length_of,
+    encode_choice,
     encode_prompt,
     end_token_ids,
 )
@@ -39,6 +40,9 @@ from swarm.pool.pool import ExpertPool, Pool
 if TYPE_CHECKING:
     from swarm.engine.gradient import TokenizedExample
     from swarm.engine.lora import Factors
+
+CACHED_TEXTS = 1 << 14
+"""Number of prompts, and of choices, whose token ids are kept."""
 
 BATCH_CPU, BATCH_GPU = 4096, 65536
 """Padded tokens per batch if `engine.max_tokens` is not set."""
@@ -79,7 +83,6 @@ class HFEngine(Engine):
         checkpointing: bool = False,
     ) -> None:
         self.plan, self.max_tokens, self.checkpointing = plan, max_tokens, checkpointing
-        self._tokens = TokenCache()
         self._logged: set[str] = set()
         self._mixer: Any = None
 
@@ -132,6 +135,10 @@ class HFEngine(Engine):
         self._model, self._tokenizer, self._ends, self._context = model, tokenizer, ends, context
         default = BATCH_CPU if model.device.type == "cpu" else BATCH_GPU
         self._budget = self.max_tokens or default
+        # The prompts of a task are repeated for every particle; those that quote an answer never
+        # are, and would fill the memory.
+        self._prompt_ids = lru_cache(CACHED_TEXTS)(partial(encode_prompt, tokenizer))
+        self._encode_choice = lru_cache(CACHED_TEXTS)(partial(encode_choice, tokenizer))
 
     def set_adapters(self, basis: Mapping[str, "Factors"], folder: str | Path = "") -> None:
         """Set or replace the experts in the loaded base's layers.
@@ -293,12 +300,8 @@ class HFEngine(Engine):
         longest = max(map(len, self._choice_ids(request)), default=0)
         return clip_new_tokens(self._context, request, len(prompt), longest)
 
-    def _prompt_ids(self, prompt: object) -> list[int]:
-        return self._tokens.encode(self._tokenizer, prompt)
-
     def _choice_ids(self, request: Request) -> list[list[int]]:
-        encode, tokenizer = self._tokens.encode, self._tokenizer
-        return [encode(tokenizer, request.prompt, choice) for choice in request.choices]
+        return [self._encode_choice(request.prompt, choice) for choice in request.choices]
 
     def compute_gradient(
         self, position: np.ndarray, examples: Sequence[Example], slope: bool = True

@@ -74,6 +74,24 @@ class ModelPanel(ExpertPool):
         self.expert_count = len(self.names)
         self.base = base or BaseModel(self.models[0])
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the panel as its settings, closed; a worker opens its own files."""
+        return type(self), (self.models, self.base)
+
+    def members(self) -> list[EnsembleMember]:
+        """Return the models."""
+        pairs = zip(self.names, self.models, strict=True)
+        return [EnsembleMember(name, base_model_like(self.base, path)) for name, path in pairs]
+
+    def fingerprint(self) -> str:
+        """Return 16 hexadecimal digits of the search's models: names, order and weights."""
+        digest = hashlib.sha256()
+        for name, base, adapter in self.members():
+            digest.update(f"{name}\n{base.fingerprint()}\n".encode())
+            if adapter:
+                digest.update(adapter.identity_bytes())
+        return digest.hexdigest()[:16]
+
     def position(self, coefficients: Iterable[float]) -> list[float]:
         """Return the coefficients as a list.
 
@@ -100,13 +118,7 @@ class ModelEnsemble(ModelPanel):
 
     saves = "mixture"
 
-    def __init__(self, models: Sequence[str] | None, base: BaseModel | None = None) -> None:
-        super().__init__(models, base)
-        self._members: list[EnsembleMember] = []
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the panel as its settings, closed; a worker opens its own files."""
-        return ModelEnsemble, (self.models, self.base)
+    _members: Sequence[EnsembleMember] = ()
 
     def open(self, base: "str | NamedModel | None" = None) -> "ModelEnsemble":
         """Resolve each member, from configurations alone, and return the panel itself.
@@ -136,9 +148,8 @@ class ModelEnsemble(ModelPanel):
 
     def members(self) -> list[EnsembleMember]:
         """Return the models, once the panel is open."""
-        if not self._members:
-            raise RuntimeError("the models are not open: call ModelEnsemble.open first")
-        return self._members
+        assert self._members, "the models are not open: call ModelEnsemble.open first"
+        return list(self._members)
 
     def check(self) -> None:
         """Resolve every model's files on this disk, and read every weight of the adapters once.
@@ -171,15 +182,6 @@ class ModelEnsemble(ModelPanel):
             if adapter:
                 model = with_adapter(model, adapter, f"pool.models: {name} on {base.path}")
             yield name, model, tokenizer
-
-    def fingerprint(self) -> str:
-        """Return 16 hexadecimal digits of the search's models: names, order and weights."""
-        digest = hashlib.sha256()
-        for name, base, adapter in self.members():
-            digest.update(f"{name}\n{base.fingerprint()}\n".encode())
-            if adapter:
-                digest.update(adapter.identity_bytes())
-        return digest.hexdigest()[:16]
 
     def save(
         self, coefficients: Iterable[float], folder: str | Path, extra: dict[str, Any] | None = None

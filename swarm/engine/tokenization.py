@@ -254,36 +254,3 @@ def _token_text(tokenizer: Any, before: Sequence[int], token: int) -> str:
         for ids in ([*before], [*before, token])
     )
     return str(full[len(start) :])
-
-
-class TokenCache:
-    """Token ids of prompts and choices; it is cleared when it exceeds `limit` tokens.
-
-    The prompts of a task are repeated for every particle; those that quote an answer never are, and
-    would fill the memory.
-
-    Args:
-        limit: Tokens that may be cached before another text is encoded.
-    """
-
-    def __init__(self, limit: int = 4_000_000) -> None:
-        self.limit = limit
-        self.token_count = 0
-        self._found: dict[object, list[int]] = {}
-
-    def encode(self, tokenizer: Any, prompt: Any, choice: str | None = None) -> list[int]:
-        """Return the token ids of a prompt, or of a choice after it; encoded if not cached."""
-        # Several threads may use one model: another may clear the cache at any time, so `found` is
-        # a local.
-        key = prompt, choice
-        if (found := self._found.get(key)) is None:
-            if self.token_count > self.limit:
-                self._found.clear()
-                self.token_count = 0
-            if choice is None:
-                found = encode_prompt(tokenizer, prompt)
-            else:
-                found = encode_choice(tokenizer, prompt, choice)
-            self._found[key] = found
-            self.token_count += len(found)
-        return found

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from importlib import metadata, util
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,14 +27,15 @@ from swarm._util.files import parse_json
 from swarm._util.settings import Positive, checked
 from swarm.engine.base import Engine, as_pool, available_memory_bytes
 from swarm.engine.base_model import BaseModel
-from swarm.engine.hf import HFEngine
+from swarm.engine.hf import CACHED_TEXTS, HFEngine
 from swarm.engine.tokenization import (
     DecodingRow,
-    TokenCache,
     build_completion,
     build_row,
     build_scored_completion,
     clip_new_tokens,
+    encode_choice,
+    encode_prompt,
     end_token_ids,
 )
 from swarm.errors import NotFinite, UserError, install_command
@@ -290,7 +292,8 @@ class VLLMScheduler:
 
     def __init__(self, llm: Any, tokenizer: Any, folder: Path) -> None:
         self._engine, self._tokenizer = llm.llm_engine, tokenizer
-        self._tokens = TokenCache()
+        self._prompt_ids = lru_cache(CACHED_TEXTS)(partial(encode_prompt, tokenizer))
+        self._choice_ids = lru_cache(CACHED_TEXTS)(partial(encode_choice, tokenizer))
         generation, config = folder / "generation_config.json", folder / "config.json"
         stated = (generation if generation.is_file() else config).read_text(encoding="utf-8")
         self._ends = end_token_ids(SimpleNamespace(**parse_json(stated)), tokenizer)
@@ -314,15 +317,14 @@ class VLLMScheduler:
 
     def _split_request(self, request: Request) -> tuple[list[Part], Callable[[], Completion]]:
         """Return the parts of one request, at least one, and what builds its completion then."""
-        encode, tokenizer = self._tokens.encode, self._tokenizer
-        prompt = encode(tokenizer, request.prompt)
-        tokens = [encode(tokenizer, request.prompt, choice) for choice in request.choices]
+        prompt = self._prompt_ids(request.prompt)
+        tokens = [self._choice_ids(request.prompt, choice) for choice in request.choices]
         longest = max(map(len, tokens), default=0)
         limit = "engine.max_model_len, and max_position_embeddings of the base"
         request = clip_new_tokens(self._context, request, len(prompt), longest, limit)
         if not tokens:
             part = self._build_text_part(request, prompt)
-            return [part], lambda: build_completion(tokenizer, request, part.row)
+            return [part], lambda: build_completion(self._tokenizer, request, part.row)
         found = dict.fromkeys(range(len(tokens)), (0.0, True))
         single = [i for i, choice in enumerate(tokens) if len(choice) == 1]
         parts: list[Part] = []

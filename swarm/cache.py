@@ -1,19 +1,20 @@
 """Show and prune the cached answers: python -m swarm.cache info."""
 
 import re
+import time
 from collections.abc import Sequence
 from datetime import datetime
 from difflib import get_close_matches
 from typing import Any
 
 import click
+from rich.console import Console
 from rich.table import Table
 
 from swarm._util.cli import run_program
 from swarm._util.options import CONTEXT, run_click
 from swarm._util.terminal import format_amount
 from swarm.errors import UserError
-from swarm.models import cache as kept
 from swarm.models.cache import Cache
 
 EPILOG = """\b
@@ -25,6 +26,18 @@ python -m swarm.cache prune --larger-than 1GB
 
 UNKNOWN_MODEL = "unknown"
 """Label of answers stored without a model name."""
+
+ENTRY_BYTES = "LENGTH(key) + LENGTH(CAST(value AS BLOB))"
+SELECT_BY_LABEL = (
+    f"SELECT label, COUNT(*), SUM({ENTRY_BYTES}), MIN(time), MAX(time) FROM responses "
+    "GROUP BY label ORDER BY 3 DESC"
+)
+COUNT_ENTRIES = f"SELECT COUNT(*), COALESCE(SUM({ENTRY_BYTES}), 0) FROM responses WHERE "
+OLDEST_BEYOND_SIZE = (
+    "key IN (SELECT key FROM (SELECT key, "
+    f"SUM({ENTRY_BYTES}) OVER (ORDER BY time DESC, key) AS so_far FROM responses) "
+    "WHERE so_far > ?)"
+)
 
 
 class Quantity(click.ParamType):
@@ -63,16 +76,19 @@ def info(file: str | None) -> None:
     """Show the file and its contents by model."""
     if (stored := _open(file)) is None:
         return
-    parts = kept.stats_by_label(stored)
-    total = _format_entries(sum(p.answers for p in parts), sum(p.bytes for p in parts))
+    rows = _select(stored, SELECT_BY_LABEL)
+    total = _format_entries(sum(row[1] for row in rows), sum(row[2] for row in rows))
     size = format_amount(stored.path.stat().st_size, "B")
     click.echo(f"{stored.path}: {total}, {size} on disk")
     table = Table("model", "responses", "size", "stored", box=None, pad_edge=False)
-    for part in parts:
-        days = " to ".join(dict.fromkeys(map(_format_date, (part.oldest, part.newest))))
-        name = part.label or UNKNOWN_MODEL
-        table.add_row(name, f"{part.answers:,}", format_amount(part.bytes, "B"), days)
-    print_table(table)
+    for label, answers, number_of_bytes, *times in rows:
+        days = " to ".join(dict.fromkeys(map(_format_date, times)))
+        name = label or UNKNOWN_MODEL
+        table.add_row(name, f"{answers:,}", format_amount(number_of_bytes, "B"), days)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, console.measure(table).maximum)
+    console.print(table)
 
 
 @cache.command(epilog=EPILOG)
@@ -90,29 +106,29 @@ def info(file: str | None) -> None:
 @file_option
 def prune(dry_run: bool, file: str | None, **which: Any) -> None:
     """Remove cached responses; they are requested and paid for again."""
-    given = [name for name, value in which.items() if value not in (None, False)]
+    given = {name: value for name, value in which.items() if value not in (None, False)}
     if len(given) != 1:
         raise UserError("give one of --older-than, --model, --larger-than and --all", 2)
     if (stored := _open(file)) is None:
         return
-    entries = _select_entries(stored, given[0], which[given[0]])
-    all_of_them = kept.count_entries(stored, kept.ALL_ENTRIES)
-    found = (kept.count_entries if dry_run else kept.remove_entries)(stored, entries)
-    remaining = (every - gone for every, gone in zip(all_of_them, found, strict=True))
+    match given.popitem():
+        case "older_than", seconds:
+            condition, values = "time < ?", [time.time() - seconds]
+        case "larger_than", size:
+            condition, values = OLDEST_BEYOND_SIZE, [int(size)]
+        case "model", name:
+            condition, values = "label IS ?", [_find_label(stored, name)]
+        case _:
+            condition, values = "TRUE", []
+    [every] = _select(stored, COUNT_ENTRIES + "TRUE")
+    [found] = _select(stored, COUNT_ENTRIES + condition, values)
+    if not dry_run:
+        _select(stored, f"DELETE FROM responses WHERE {condition}", values)
+        _select(stored, "VACUUM")
+        _select(stored, "PRAGMA wal_checkpoint(TRUNCATE)")
     would = "would remove" if dry_run else "removed"
-    click.echo(
-        f"{stored.path}: {would} {_format_entries(*found)}; {_format_entries(*remaining)} stay"
-    )
-
-
-def print_table(table: Table) -> None:
-    """Print a table as wide as the terminal; where there is none, as wide as its content."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = max(console.width, console.measure(table).maximum)
-    console.print(table)
+    rest = _format_entries(every[0] - found[0], every[1] - found[1])
+    click.echo(f"{stored.path}: {would} {_format_entries(*found)}; {rest} stay")
 
 
 def _open(file: str | None) -> Cache | None:
@@ -124,27 +140,24 @@ def _open(file: str | None) -> Cache | None:
     return None
 
 
-def _select_entries(stored: Cache, option: str, value: Any) -> kept.CacheFilter:
-    match option:
-        case "older_than":
-            return kept.filter_older_than(value)
-        case "larger_than":
-            return kept.filter_beyond_size(int(value))
-        case "everything":
-            return kept.ALL_ENTRIES
-    names = [part.label or UNKNOWN_MODEL for part in kept.stats_by_label(stored)]
-    if value in names:
-        return kept.filter_by_label(None if value == UNKNOWN_MODEL else value)
-    matches = get_close_matches(value, names, 1)
+def _select(stored: Cache, statement: str, values: Sequence[Any] = ()) -> list[Any]:
+    return stored.run(lambda connection: connection.execute(statement, values).fetchall())
+
+
+def _find_label(stored: Cache, name: str) -> str | None:
+    names = [row[0] or UNKNOWN_MODEL for row in _select(stored, SELECT_BY_LABEL)]
+    if name in names:
+        return None if name == UNKNOWN_MODEL else name
+    matches = get_close_matches(name, names, 1)
     meant = f"did you mean {matches[0]}?" if matches else "list the models with info"
-    raise UserError(f"--model {value}: no responses in {stored.path}; {meant}")
+    raise UserError(f"--model {name}: no responses in {stored.path}; {meant}")
 
 
 def _format_entries(answers: int, bytes_: int) -> str:
     return f"{answers:,} response{'s' * (answers != 1)} ({format_amount(bytes_, 'B')})"
 
 
-def _format_date(moment: float) -> str:
+def _format_date(moment: Any) -> str:
     try:
         return datetime.fromtimestamp(moment).strftime("%Y-%m-%d")
     except (OSError, OverflowError, TypeError, ValueError):

@@ -28,7 +28,7 @@ from swarm.errors import InvalidArgument, NoClientForModel, UserError
 from swarm.models.cache import Cache
 from swarm.models.http import Call, HttpClient
 from swarm.models.http_errors import BadRequest, ConnectionFailed, RequestTimeout
-from swarm.models.openai_protocol import chat_url
+from swarm.models.openai import chat_url
 from swarm.models.rate_limit import Limits
 
 EndpointPair = tuple[str, str, str]

@@ -36,8 +36,7 @@ from swarm.models.openai import OpenAI
 from swarm.models.providers import Providers
 from swarm.models.rate_limit import Limits
 from swarm.models.sampling import CachedModel, PreparedRequest, SampledModel, Sampler, sample_key
-from swarm.registry.name_resolution import model_identity
-from swarm.registry.registry import Roster
+from swarm.registry.registry import Roster, model_identity
 
 T = TypeVar("T")
 

@@ -225,10 +225,6 @@ class MemberRegistry(Roster):
         """True if a local model was resolved, whose weights the first question loads."""
         return any(name.startswith("local/") for name in self._models)
 
-    def is_known_name(self, name: str) -> bool:
-        """Return whether a model has exactly this name, so that no part of it is a sample count."""
-        return self._name_resolver.is_known_name(name)
-
     def model(self, name: str) -> Model:
         """See `Roster.member`."""
         return self.member(name)

@@ -14,7 +14,6 @@ from swarm.executors.worker import run_tasks_lockstep
 from swarm.registry.model_groups import (
     ModelGroup,
     base_of_run,
-    best_folder,
     group_models,
     load_finished_run,
 )
@@ -56,7 +55,7 @@ class CheckpointCandidate(Candidate):
             self._stands = group_models(self.folders, self.base)
 
     def model_contexts(self) -> list[tuple[Any, float]]:
-        return [(stand.load_tokenizer(), stand.context_length()) for stand in self._stands]
+        return [stand.load_context() for stand in self._stands]
 
     def open(self, device: str) -> None:
         """See `Candidate.open`; several models are loaded one at a time by `score_items`."""
@@ -96,7 +95,7 @@ class BestCandidate(CheckpointCandidate):
     def __init__(self, folder: Text, base: BaseModel | None = None) -> None:
         run = load_finished_run(folder, "evaluate its global_best with candidate=adapter")
         self.scale = run.scale
-        super().__init__(base or base_of_run(run), str(best_folder(run)), [run.path.name])
+        super().__init__(base or base_of_run(run), str(run.path / "global_best"), [run.path.name])
 
 
 class EnsembleMember(Settings):

@@ -11,8 +11,7 @@ from swarm.evaluation.base import Candidate, JobUsage, run_task
 from swarm.models.base import Completion, Model, Request, Usage
 from swarm.multi_agent.moa import MixtureOfAgents, build_mixture, read_preset
 from swarm.multi_agent.types import AgentSpec, Transcript
-from swarm.registry.name_resolution import model_identity
-from swarm.registry.registry import Roster
+from swarm.registry.registry import Roster, model_identity
 from swarm.tasks.base import Item, Score, Task
 from swarm.tasks.metrics import majority_vote
 
@@ -128,7 +127,7 @@ class MoACandidate(Candidate):
         ]
 
     def fingerprint(self) -> str:
-        """Return all known determinants of the answers; see `swarm.registry.name_resolution`."""
+        """Return all known determinants of the answers; see `swarm.registry.registry`."""
         return json.dumps(model_identity(self.mixture), sort_keys=True)
 
 
@@ -212,5 +211,5 @@ class NamedModelCandidate(ModelCandidate):
         super().__init__(roster.model(name), name)
 
     def fingerprint(self) -> str:
-        """Return all known determinants of the answers; see `swarm.registry.name_resolution`."""
+        """Return all known determinants of the answers; see `swarm.registry.registry`."""
         return json.dumps(model_identity(self.model), sort_keys=True)

@@ -204,7 +204,7 @@ def send_requests(
     Raises:
         UserError: The journal cannot be read or written; nothing is sent then.
     """
-    from swarm.registry.name_resolution import model_identity
+    from swarm.registry.registry import model_identity
 
     journal = JsonlJournal(sibling_path(output, "replies.jsonl"))
     identity = [name, model_identity(model)]

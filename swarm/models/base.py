@@ -5,9 +5,19 @@ interface.
 """
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from types import NoneType
-from typing import Annotated, Any, Literal, NamedTuple
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any, Literal, NamedTuple, Required
+
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    StrictStr,
+    TypeAdapter,
+)
+from typing_extensions import TypedDict
 
 from swarm._util.settings import Number
 from swarm.errors import UserError
@@ -213,7 +223,11 @@ class Model:
         Raises:
             UserError: A request failed; the others may have been answered.
         """
-        return require_completions(self.generate_each(requests))
+        outcomes = self.generate_each(requests)
+        for one in outcomes:
+            if isinstance(one, UserError):
+                raise one
+        return outcomes  # type: ignore[return-value]
 
     def generate_each(self, requests: Sequence[Request]) -> "list[Completion | UserError]":
         """Answer all requests; a failed request gives its error instead of raising it.
@@ -256,106 +270,81 @@ class Model:
         return None
 
 
-def require_completions(outcomes: "Sequence[Completion | UserError]") -> list[Completion]:
-    """Return the completions, provided that no request failed.
-
-    Raises:
-        UserError: The first error.
-    """
-    for one in outcomes:
-        if isinstance(one, UserError):
-            raise one
-    return [one for one in outcomes if isinstance(one, Completion)]
-
-
-OMITTED_FIELDS = ("prompt", "stop_check", "timeout")
-"""Request fields left out of the JSON: the first is written separately, the others do not affect
-the answer.
-"""
-
-
 def request_to_json(request: Request) -> dict[str, Any]:
-    """Convert a request to JSON: its "prompt" or "messages", and the non-default settings."""
+    """Convert a request to JSON: its "prompt" or "messages", and the non-default settings.
+
+    What does not affect the answer, such as the timeout, is left out.
+    """
     if isinstance(request.prompt, str):
         found: dict[str, Any] = {"prompt": request.prompt}
     else:
         found = {"messages": [turn._asdict() for turn in request.prompt]}
     for key, value in _non_default_fields(request).items():
-        if key not in OMITTED_FIELDS:
+        if key not in ("prompt", "stop_check", "timeout"):
             found[key] = list(value) if isinstance(value, tuple) else value
     return found
 
 
-def completion_to_json(completion: Completion) -> dict[str, Any]:
+CompletionFields = dict[str, Any]
+"""JSON form of an answer, as the cache holds it: the non-default fields of a `Completion`."""
+
+
+_Chance = tuple[StrictStr, StrictFloat]
+_JsonToken = tuple[StrictStr, StrictFloat, tuple[_Chance, ...]]
+
+
+class _Fields(TypedDict, total=False):
+    """Types of a completion's fields in JSON, where lists stand for tuples."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
+
+    text: Required[StrictStr]
+    logprobs: tuple[StrictFloat, ...]
+    prompt_tokens: StrictInt
+    new_tokens: StrictInt
+    greedy: tuple[StrictBool, ...]
+    choice_tokens: tuple[StrictInt, ...]
+    cost: StrictFloat
+    reasoning: StrictStr
+    finish: StrictStr
+    tokens: tuple[Annotated[_JsonToken, AfterValidator(Token._make)], ...]
+    model: StrictStr
+    seconds: StrictFloat
+    cached: StrictBool
+    priced: StrictBool | None
+    tool_calls: tuple[dict[str, Any], ...]
+
+
+_validate_fields = TypeAdapter(_Fields).validator.validate_python
+
+
+def completion_to_json(completion: Completion) -> CompletionFields:
     """Convert a completion to the JSON that `completion_from_json` reads."""
-    values = asdict(completion)
-    return {
-        "text": completion.text,
-        **{key: values[key] for key in _non_default_fields(completion)},
-    }
+    return _non_default_fields(completion)
 
 
-FIELD_TYPES: dict[str, Any] = {
-    **dict.fromkeys(("text", "reasoning", "finish", "model"), str),
-    **dict.fromkeys(("prompt_tokens", "new_tokens"), int),
-    **dict.fromkeys(("cost", "seconds"), (int, float)),
-    **dict.fromkeys(("cached", "priced"), (bool, NoneType)),
-    **dict.fromkeys(("logprobs", "greedy", "choice_tokens", "tokens", "tool_calls"), (list, tuple)),
-}
-"""Types of a completion's fields in JSON."""
+def completion_fields(fields: Any) -> CompletionFields:
+    """Validate the JSON form of a completion and return its attributes, with tuples for lists.
 
-ELEMENT_TYPES: dict[str, Any] = {
-    "logprobs": (int, float),
-    "greedy": bool,
-    "choice_tokens": int,
-    "tokens": Token,
-    "tool_calls": Mapping,
-}
-"""Types of the elements of its lists, once each token is a `Token`."""
+    Raises:
+        ValueError: It is not a completion.
+    """
+    found: CompletionFields = _validate_fields(fields)
+    return found
 
 
 def completion_from_json(fields: Any) -> Completion:
     """Restore a completion from its JSON form.
 
     Raises:
-        TypeError: It is not a completion; or `ValueError`.
+        ValueError: It is not a completion.
     """
     return Completion(**completion_fields(fields))
 
 
-def completion_fields(fields: Any) -> dict[str, Any]:
-    """Validate the JSON form of a completion and return its attributes, with tuples for lists.
-
-    Raises:
-        TypeError: It is not a completion; or `ValueError`.
-    """
-    if not isinstance(fields, Mapping) or "text" not in fields:
-        raise TypeError("not a completion: it has no text")
-    found = dict(fields)
-    for name, value in fields.items():
-        valid = isinstance(value, FIELD_TYPES.get(name, ()))
-        if valid and name in ELEMENT_TYPES:
-            found[name] = tuple(map(_parse_token, value) if name == "tokens" else value)
-            valid = all(isinstance(one, ELEMENT_TYPES[name]) for one in found[name])
-        if not valid:
-            raise TypeError(f"not a completion: {name}={value!r}")
-    return found
-
-
-def _parse_token(value: Any) -> Token:
-    text, logprob, top = value
-    token = Token(text, logprob, tuple((other, chance) for other, chance in top))
-    for name, number in (token[:2], *token.top):
-        if not (isinstance(name, str) and isinstance(number, int | float)):
-            raise TypeError(f"not a token: {value!r}")
-    return token
-
-
 def _non_default_fields(value: Any) -> dict[str, Any]:
-    """Return the fields that differ from their defaults."""
-    found = {field.name: getattr(value, field.name) for field in fields(value)}
-    defaults = {field.name: field.default for field in fields(value)}
-    return {name: one for name, one in found.items() if one != defaults[name]}
+    found = {one.name: (getattr(value, one.name), one.default) for one in fields(value)}
+    return {name: held for name, (held, default) in found.items() if held != default}
 
 
 @dataclass(slots=True)
@@ -458,19 +447,17 @@ def stream_until_stop(stream: Stream, stops: Sequence[str]) -> Stream:
     """
     if not stops:
         return (yield from stream)
-    text, sent = "", 0
-    stopped = False
+    text, sent, stopped = "", 0, False
     while True:
         try:
             delta = next(stream)
         except StopIteration as end:
-            completion: Completion = end.value
             if not stopped and len(text) > sent:
                 yield Delta(text[sent:])
-            return truncate_at_stop(completion, stops)
+            return truncate_at_stop(end.value, stops)
         text += delta.text
         end_at = _find_first_stop(text, stops)
-        safe = len(text) - _partial_stop_length(text, stops) if end_at is None else end_at
+        safe = len(stable_prefix(text, stops)) if end_at is None else end_at
         if not stopped and (safe > sent or delta.reasoning):
             yield Delta(text[sent:safe], delta.reasoning, delta.tool_calls)
             sent = max(sent, safe)
@@ -484,11 +471,10 @@ def _find_first_stop(text: str, stops: Sequence[str]) -> int | None:
     return min(found, default=None)
 
 
-def _partial_stop_length(text: str, stops: Sequence[str]) -> int:
-    """Return the length of the longest suffix that may begin a stop string."""
-    longest = min(len(text), max((len(stop) for stop in stops), default=1) - 1)
-    ends = (n for n in range(longest, 0, -1) if any(s.startswith(text[-n:]) for s in stops))
-    return next(ends, 0)
+def stable_prefix(text: str, stops: Sequence[str]) -> str:
+    """Return the text without an end that may begin a stop string."""
+    overlaps = (n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n]))
+    return text[: len(text) - max(overlaps, default=0)]
 
 
 OPENING_TAGS, CLOSING_TAGS = ("<think>", "<thinking>"), ("</think>", "</thinking>")
@@ -502,7 +488,7 @@ class ThoughtSplitter:
 
     def __init__(self) -> None:
         self._pending = ""
-        self._in_thoughts: bool | None = None
+        self._in_thoughts: bool | None = None  # None until known
 
     def feed(self, piece: str) -> Delta:
         """Add text and return what is certain by now."""
@@ -518,26 +504,20 @@ class ThoughtSplitter:
             if not tag:
                 return self.flush_pending()
             self._pending = start.removeprefix(tag)
-        return self._split_at_closing_tag()
+        ends = [(self._pending.find(tag), tag) for tag in CLOSING_TAGS if tag in self._pending]
+        if ends:
+            index, tag = min(ends)
+            thought, self._pending = self._pending[:index], self._pending[index + len(tag) :]
+            self._in_thoughts = False
+            return Delta(self.flush_pending().text, thought)
+        thought = stable_prefix(self._pending, CLOSING_TAGS)
+        self._pending = self._pending.removeprefix(thought)
+        return Delta(reasoning=thought)
 
     def flush_pending(self) -> Delta:
         """Return text held back because it might have begun a tag."""
         pending, self._pending = self._pending, ""
         return Delta(reasoning=pending) if self._in_thoughts else Delta(pending)
-
-    def _split_at_closing_tag(self) -> Delta:
-        matches = [(self._pending.find(tag), tag) for tag in CLOSING_TAGS if tag in self._pending]
-        if matches:
-            index, tag = min(matches)
-            thought, self._pending = self._pending[:index], self._pending[index + len(tag) :]
-            self._in_thoughts = False
-            return Delta(self.flush_pending().text, thought)
-        # Hold back the beginning of a possible tag.
-        index = self._pending.rfind("<")
-        if index < 0 or not any(tag.startswith(self._pending[index:]) for tag in CLOSING_TAGS):
-            index = len(self._pending)
-        thought, self._pending = self._pending[:index], self._pending[index:]
-        return Delta(reasoning=thought)
 
 
 def split_thoughts(text: str) -> Delta:

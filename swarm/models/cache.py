@@ -4,8 +4,7 @@ Only SQLite opens the file: a process that closes any descriptor of a file loses
 it, and other processes may then delete the write-ahead log that it still writes. A process has one
 connection to a file, which its threads use in turn and which is closed before a fork.
 
-`swarm.models.sampling` answers requests from the cache; the functions at the end report and remove
-entries.
+`swarm.models.sampling` answers requests from the cache; `swarm.cache` reports and removes entries.
 """
 
 import json
@@ -18,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from swarm._util.files import cache_folder, make_folder
@@ -32,7 +31,6 @@ CREATE_TABLE = (
     "CREATE TABLE IF NOT EXISTS responses (key TEXT PRIMARY KEY, value TEXT NOT NULL, "
     "sha256 BLOB NOT NULL, time REAL NOT NULL, label TEXT)"
 )
-DELETE_ROW = "DELETE FROM responses WHERE key = ?"
 # As bytes: damaged text may be invalid UTF-8, which sqlite3 cannot return as a string.
 SELECT_ROWS = (
     "SELECT CAST(key AS BLOB), CAST(IFNULL(value, '') AS BLOB), CAST(sha256 AS BLOB) "
@@ -48,9 +46,6 @@ KEYS_PER_QUERY = 500
 
 LOCK_TIMEOUT_S = 30.0
 """Seconds to wait for another process to finish writing."""
-
-LOG_SUFFIXES = ("-wal", "-shm")
-"""Of the files that SQLite has open beside the database."""
 
 Restore = Callable[[Any], Any]
 """Validates and converts a stored value; raises `TypeError` or `ValueError` if it is damaged."""
@@ -100,7 +95,8 @@ class _Database:
             connection.execute("PRAGMA synchronous=NORMAL")
             retry_while_locked(lambda: connection.execute(CREATE_TABLE))
             real = os.path.realpath(self.path)
-            self._paths = [str(self.path), *(f"{real}{suffix}" for suffix in LOG_SUFFIXES)]
+            # SQLite has these two files open beside the database.
+            self._paths = [str(self.path), f"{real}-wal", f"{real}-shm"]
             self._opened = self._inodes()
         except BaseException:
             connection.close()
@@ -187,27 +183,31 @@ class Cache:
         Raises:
             UserError: The file cannot be written.
         """
-        rows = [(key,) for key in keys]
-        return self.run(lambda connection: connection.executemany(DELETE_ROW, rows).rowcount)
+        rows, statement = [(key,) for key in keys], "DELETE FROM responses WHERE key = ?"
+        return self.run(lambda connection: connection.executemany(statement, rows).rowcount)
 
     def put(
         self, key: str, value: Any, label: str | None = None, restore: Restore | None = None
     ) -> Any:
-        """Store a value immediately; return the stored one, which is the first written for its key.
-
-        Args:
-            label: Name of the model that gave the answer.
-            restore: See `get`; also applied to `value`.
-
-        Raises:
-            UserError: The file cannot be written.
-        """
+        """Store one value and return the stored one; see `put_many`."""
         return self.put_many({key: value}, label, restore)[key]
 
     def put_many(
         self, values: Mapping[str, Any], label: str | None = None, restore: Restore | None = None
     ) -> dict[str, Any]:
-        """Store several values in one transaction; see `put`."""
+        """Store values immediately, in one transaction.
+
+        Args:
+            values: Values by key.
+            label: Name of the model that gave the answers.
+            restore: See `get`; also applied to `values`.
+
+        Returns:
+            The stored values: for each key the one that was written first.
+
+        Raises:
+            UserError: The file cannot be written.
+        """
         rows = [_encode_row(key, value, label) for key, value in values.items()]
 
         def write(connection: sqlite3.Connection) -> dict[str, Any]:
@@ -290,8 +290,7 @@ def _encode_row(key: str, value: Any, label: str | None) -> tuple[Any, ...]:
 
 def make_cache_key(*parts: Any) -> str:
     """Return a key that depends on all parts, which are JSON values."""
-    text = _encode_sorted_json(parts)
-    return sha256(text.encode()).hexdigest()
+    return sha256(_encode_sorted_json(parts).encode()).hexdigest()
 
 
 def retry_while_locked(work: Callable[[], T]) -> T:
@@ -307,96 +306,3 @@ def retry_while_locked(work: Callable[[], T]) -> T:
             if "locked" not in str(error) or time.monotonic() > deadline:
                 raise
         time.sleep(0.01)
-
-
-ENTRY_BYTES = "LENGTH(key) + LENGTH(CAST(value AS BLOB))"
-SELECT_BY_LABEL = (
-    f"SELECT label, COUNT(*), SUM({ENTRY_BYTES}), MIN(time), MAX(time) FROM responses "
-    "GROUP BY label ORDER BY 3 DESC"
-)
-OLDEST_BEYOND_SIZE = (
-    "key IN (SELECT key FROM (SELECT key, "
-    f"SUM({ENTRY_BYTES}) OVER (ORDER BY time DESC, key) AS so_far FROM responses) "
-    "WHERE so_far > ?)"
-)
-
-
-class CacheEntryStats(NamedTuple):
-    """Statistics of the entries with one label.
-
-    Attributes:
-        label: The model's name; `None` if not recorded.
-        answers: Number of answers.
-        bytes: Size of their keys and values.
-        oldest, newest: Times of storage as of `time.time`.
-    """
-
-    label: str | None
-    answers: int
-    bytes: int
-    oldest: float
-    newest: float
-
-
-class CacheFilter(NamedTuple):
-    """A subset of the entries: an SQL condition on the columns of a `Cache`, and its parameters."""
-
-    condition: str
-    values: tuple[Any, ...] = ()
-
-
-ALL_ENTRIES = CacheFilter("TRUE")
-
-
-def filter_older_than(seconds: float) -> CacheFilter:
-    """Select entries older than a number of seconds."""
-    return CacheFilter("time < ?", (time.time() - seconds,))
-
-
-def filter_by_label(label: str | None) -> CacheFilter:
-    """Select the entries of one model, or those without a recorded model."""
-    return CacheFilter("label IS ?", (label,))
-
-
-def filter_beyond_size(size: int) -> CacheFilter:
-    """Select the oldest entries beyond `size` bytes."""
-    return CacheFilter(OLDEST_BEYOND_SIZE, (size,))
-
-
-def stats_by_label(cache: Cache) -> list[CacheEntryStats]:
-    """Return the statistics of each label, largest first.
-
-    Raises:
-        UserError: The file cannot be read or created.
-    """
-    rows = cache.run(lambda connection: connection.execute(SELECT_BY_LABEL).fetchall())
-    return [CacheEntryStats(*row) for row in rows]
-
-
-def count_entries(cache: Cache, which: CacheFilter) -> tuple[int, int]:
-    """Return the number of matching entries and their size in bytes.
-
-    Raises:
-        UserError: The file cannot be read or created.
-    """
-    query = "SELECT COUNT(*), COALESCE(SUM({}), 0) FROM responses WHERE {}"
-    query = query.format(ENTRY_BYTES, which.condition)
-    number, size = cache.run(lambda connection: connection.execute(query, which.values).fetchone())
-    return number, size
-
-
-def remove_entries(cache: Cache, which: CacheFilter) -> tuple[int, int]:
-    """Remove entries and free their disk space; return their number and size in bytes.
-
-    Raises:
-        UserError: The file cannot be written, or another process locked it for too long.
-    """
-    found = count_entries(cache, which)
-
-    def remove(connection: sqlite3.Connection) -> None:
-        connection.execute(f"DELETE FROM responses WHERE {which.condition}", which.values)
-        connection.execute("VACUUM")
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-
-    cache.run(remove)
-    return found

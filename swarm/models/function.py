@@ -7,33 +7,29 @@ import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
+from functools import partial
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
 from swarm._util.settings import Positive, checked
-from swarm._util.threads import (
-    Cancelled,
-    forward_items,
-    run_in_thread,
-    shared_event_loop,
-)
+from swarm._util.threads import Cancelled, forward_items, run_in_thread, shared_event_loop
 from swarm.errors import UserError
 from swarm.models.base import (
     Completion,
+    CompletionFields,
     Delta,
     Request,
     Stream,
     completion_to_json,
-    request_to_json,
     stream_until_stop,
 )
-from swarm.models.cache import Cache, make_cache_key
+from swarm.models.cache import Cache
 from swarm.models.http import Call, RetryingClient
 from swarm.models.http_errors import to_one_line
 from swarm.models.rate_limit import Limits, RateLimiter
-from swarm.models.sampling import CompletionFields, PreparedRequest, Sample, SampledModel, Send
+from swarm.models.sampling import PreparedRequest, Sample, SampledModel, Send
 
 
 class ThreadedModel(SampledModel):
@@ -46,8 +42,7 @@ class ThreadedModel(SampledModel):
     Args:
         label: The model's name in messages.
         concurrency: Number of concurrent requests, at least 1.
-        cache: Cache of the answers; `None` stores none.
-        identity: JSON value that distinguishes the model from all others sharing the cache.
+        cache, identity: See `SampledModel`.
 
     Attributes:
         turns: Rate limiter.
@@ -61,8 +56,7 @@ class ThreadedModel(SampledModel):
         cache: Cache | None = None,
         identity: Sequence[Any] = (),
     ) -> None:
-        self.label = self.cache_label = label
-        self.cache, self._identity = cache, list(identity)
+        super().__init__(label, label, cache, identity)
         self._limit_concurrency(concurrency)
 
     def _limit_concurrency(self, concurrency: int) -> None:
@@ -74,70 +68,47 @@ class ThreadedModel(SampledModel):
         """Answer one request, called in its thread; raise `UserError` on failure."""
         raise NotImplementedError
 
-    def prepare(self, request: Request) -> PreparedRequest:
-        """See `SampledModel.prepare`."""
-        plain = replace(request, stop_check=None, sample=0)
-        key = make_cache_key("model", self._identity, request_to_json(plain))
-        # Without a cache each of equal requests is answered: a function may be random.
-        equal = self.cache is not None and request.temperature == 0
-        return PreparedRequest(self, request, key, equal)
-
     @asynccontextmanager
     async def open_session(self) -> AsyncIterator[Send]:
         """See `SampledModel.open_session`."""
 
         async def send(batch: Sequence[Sample]) -> list[CompletionFields]:
             (call, sample) = batch[0]
-            request = replace(call.request, sample=sample)
-            return [await self._run_request(_ThreadExchange(self, request, None), request)]
+            return [await self._run_request(replace(call.request, sample=sample))]
 
         yield send
 
     def stream_uncached(self, call: PreparedRequest) -> Generator[Delta, None, CompletionFields]:
         """See `SampledModel.stream_uncached`."""
-
-        def run(emit: Callable[[Delta], None]) -> Coroutine[Any, Any, CompletionFields]:
-            return self._run_request(_ThreadExchange(self, call.request, emit), call.request)
-
+        run = partial(self._run_request, call.request)
         return (yield from shared_event_loop().stream_items(run))
 
-    async def _run_request(self, exchange: "_ThreadExchange", request: Request) -> CompletionFields:
+    def _run_request(
+        self, request: Request, emit: Callable[[Delta], None] | None = None
+    ) -> Coroutine[Any, Any, CompletionFields]:
+        async def send(call: Call, note: Callable[[Delta], None]) -> Completion:
+            closed = threading.Event()
+
+            def forward(delta: Delta) -> None:
+                if closed.is_set():
+                    raise Cancelled
+                note(delta)
+
+            def generate() -> Completion:
+                stream = self._generate_one(request, emit is not None)
+                with closing(stream_until_stop(stream, request.stop)) as pieces:
+                    return forward_items(pieces, forward)
+
+            try:
+                return await run_in_thread(generate)
+            finally:
+                closed.set()
+
+        def read(done: Completion, seconds: float) -> CompletionFields:
+            return completion_to_json(replace(done, seconds=seconds))
+
         retrying = RetryingClient(self.label, self.turns, self.throttle)
-        return await retrying(
-            exchange,
-            Call(request, timeout=request.timeout),
-            lambda done, seconds: completion_to_json(replace(done, seconds=seconds)),
-        )
-
-
-class _ThreadExchange:
-    """Answers one request in a thread; see `swarm.models.http.Transport`."""
-
-    def __init__(
-        self, model: ThreadedModel, request: Request, emit: Callable[[Delta], None] | None
-    ) -> None:
-        self.model, self.request, self.emit = model, request, emit
-        self.started = False
-
-    async def __call__(self, body: object) -> Completion:
-        closed = threading.Event()
-
-        def forward(delta: Delta) -> None:
-            if closed.is_set():
-                raise Cancelled
-            self.started = True
-            if self.emit:
-                self.emit(delta)
-
-        def generate() -> Completion:
-            stream = self.model._generate_one(self.request, self.emit is not None)
-            with closing(stream_until_stop(stream, self.request.stop)) as pieces:
-                return forward_items(pieces, forward)
-
-        try:
-            return await run_in_thread(generate)
-        finally:
-            closed.set()
+        return retrying(send, Call(request, timeout=request.timeout), read, emit)
 
 
 FunctionOrName = Annotated[str | Callable[..., Any], "package.module:name, or a function"]
@@ -162,14 +133,12 @@ class FunctionModel(ThreadedModel):
     """
 
     def __init__(self, function: FunctionOrName, concurrency: Positive = 1) -> None:
-        if not callable(function):
-            module, found, name = str(function).partition(":")
-            if not (module and found and name):
-                raise UserError(
-                    f"function={function!r}: must be package.module:name, or a function"
-                )
-        function_text = function if isinstance(function, str) else function_name(function)
-        super().__init__(f"function/{function_text}", concurrency)
+        if isinstance(function, str):
+            module, _, name = function.partition(":")
+            if not (module and name):
+                raise UserError(f"function={function}: must be package.module:name, or a function")
+        named = function if isinstance(function, str) else function_name(function)
+        super().__init__(f"function/{named}", concurrency)
         self.function = function
 
     def check(self) -> None:
@@ -201,12 +170,11 @@ class FunctionModel(ThreadedModel):
             if isinstance(result, Iterator):
                 result = yield from _join_pieces(result)
             elif isinstance(result, str | Completion):
-                result = result if isinstance(result, Completion) else Completion(result)
+                result = Completion(result) if isinstance(result, str) else result
                 yield Delta(result.text, result.reasoning)
         except (Exception, SystemExit) as error:
-            raise UserError(
-                f"{self.label} failed: {describe_exception(error, function)}"
-            ) from error
+            words = describe_exception(error, function)
+            raise UserError(f"{self.label} failed: {words}") from error
         if not isinstance(result, Completion):
             raise UserError(
                 f"{self.label} returned {result!r:.80}: must be a string, a Completion or an "
@@ -235,6 +203,16 @@ class FunctionModel(ThreadedModel):
         return found  # type: ignore[no-any-return]
 
 
+def _join_pieces(pieces: Iterator[Any]) -> Stream:
+    texts = []
+    for piece in pieces:
+        if not isinstance(piece, str):
+            raise TypeError(f"it yielded {piece!r:.80}, which is not a string")
+        texts.append(piece)
+        yield Delta(piece)
+    return Completion("".join(texts))
+
+
 def function_name(function: Callable[..., Any]) -> str:
     """Return the function's name for messages."""
     named = getattr(function, "__qualname__", type(function).__qualname__)
@@ -244,23 +222,12 @@ def function_name(function: Callable[..., Any]) -> str:
 
 def describe_exception(error: BaseException, function: Callable[..., Any] | None) -> str:
     """Format an exception in one line, with the last line of the function's file if known."""
-    frames = traceback.extract_tb(error.__traceback__)
     code = getattr(function, "__code__", None)
-    if code is None:
-        relevant = [f for f in frames if "importlib" not in f.filename and f.filename != __file__]
-    else:
-        relevant = [frame for frame in frames if frame.filename == code.co_filename]
-    location = (
-        f" ({Path(relevant[-1].filename).name} line {relevant[-1].lineno})" if relevant else ""
-    )
-    return f"{type(error).__name__}: {to_one_line(str(error))}{location}"
-
-
-def _join_pieces(pieces: Iterator[Any]) -> Stream:
-    texts = []
-    for piece in pieces:
-        if not isinstance(piece, str):
-            raise TypeError(f"it yielded {piece!r:.80}, which is not a string")
-        texts.append(piece)
-        yield Delta(piece)
-    return Completion("".join(texts))
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if (frame.filename == code.co_filename if code else frame.filename != __file__)
+        and "importlib" not in frame.filename
+    ]
+    place = f" ({Path(frames[-1].filename).name} line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {to_one_line(str(error))}{place}"

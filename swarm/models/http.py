@@ -5,27 +5,17 @@ can be parsed. API keys never appear in messages.
 """
 
 import asyncio
-import json
 import math
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from swarm._util.threads import shared_event_loop
-from swarm.models.http_errors import (
-    BadRequest,
-    ConnectionFailed,
-    MalformedResponse,
-    RateLimited,
-    RequestError,
-    RequestTimeout,
-    ServerFault,
-    to_one_line,
-)
+from swarm.models.http_errors import BadRequest, RateLimited, RequestError, RequestTimeout
 from swarm.models.rate_limit import (
     AdaptiveThrottle,
     ConcurrencySlot,
@@ -33,8 +23,11 @@ from swarm.models.rate_limit import (
     Limits,
     RateLimiter,
 )
+from swarm.models.transport import Call as Call
 from swarm.models.transport import (
-    HttpTransport,
+    HttpConnections,
+    StreamParser,
+    parse_response,
     proxy_for,
     read_key,
     validate_env_name,
@@ -43,7 +36,6 @@ from swarm.models.transport import (
 
 T = TypeVar("T")
 P = TypeVar("P")
-P_co = TypeVar("P_co", covariant=True)
 
 FIRST_WAIT, GROWTH, MAX_WAIT = 0.25, 1.4, 30.0
 """Seconds before the first retry, the factor of each further wait, and the maximum in seconds."""
@@ -56,102 +48,96 @@ OVERTAKEN, MAX_OVERTAKEN = 3, 10
 the rate, and after which a request may fail for good.
 """
 
-
-class Call(NamedTuple):
-    """One request.
-
-    Attributes:
-        body: JSON request body.
-        tokens: Estimated number of tokens; for `Limits.tokens_per_minute`.
-        timeout: Seconds for the answer including retries, from when the client's limits let it
-            start; `None`: only `Limits.timeout` and `Limits.retries` bound it.
-        data: The body in its encoded form, if several calls share it; `None`: not encoded yet.
-    """
-
-    body: Any
-    tokens: float = 0.0
-    timeout: float | None = None
-    data: bytes | None = None
-
-
 ParseResponse = Callable[[Any, float], T]
 """Parses a response, given its seconds including retries; `ValueError` and the like cause a retry.
 """
 
-
-class Transport(Protocol):
-    """Sends a body and returns the answer."""
-
-    @property
-    def started(self) -> bool:
-        """True once the caller has received a part of the answer; then there are no retries."""
-        ...
-
-    async def __call__(self, body: Any) -> Any:
-        """Send one request and return its answer."""
-        ...
+SendCall = Callable[[Call, Any], Awaitable[Any]]
+"""Sends a call once and returns its answer; the second argument takes the pieces of the answer."""
 
 
-class StreamParser(Protocol[P_co]):
-    """Turns the events of a stream into pieces."""
+@dataclass(slots=True)
+class CallFailures:
+    """Failed attempts of one call, and when it may be repeated.
 
-    @property
-    def is_complete(self) -> bool:
-        """True if the answer is complete even if the connection ends now."""
-        ...
+    Attributes:
+        limits, throttle: Of the client; the throttle records the refusals.
+        times: Number of failed attempts.
+        refused: Number of attempts refused by a rate limit.
+        first_refusal, first_fault: Times of the first of these and of the first other failure, as
+            of `time.monotonic`.
+        overtaken: Number of refusals although the server had accepted other requests since the
+            previous one.
+        last: Error of the last attempt.
+    """
 
-    def parse_event(self, content: Any) -> Sequence[P_co]:
-        """Return the pieces in one event; raise `ValueError` or similar if it is malformed."""
-        ...
+    limits: Limits
+    throttle: AdaptiveThrottle
+    times: int = 0
+    refused: int = 0
+    first_refusal: float = 0.0
+    first_fault: float = math.inf
+    overtaken: int = 0
+    _accepted: int = 0
+    last: RequestError | None = None
 
-    def flush_pending(self) -> Sequence[P_co]:
-        """Return the pieces that were held back until the end of the stream."""
-        ...
+    def add(self, error: RequestError, sent: float) -> float | None:
+        """Count a failed attempt, sent at `sent`; return the seconds until a retry; `None`: never.
 
-    def assemble_response(self) -> Any:
-        """Return the equivalent non-streamed response."""
-        ...
-
-
-class StreamingTransport(Generic[P]):
-    """Transport that emits the pieces of an answer as they arrive."""
-
-    def __init__(
-        self, post: HttpTransport, reader: Callable[[], StreamParser[P]], emit: Callable[[P], None]
-    ) -> None:
-        self.post, self.reader, self.emit = post, reader, emit
-        self.started = False
-
-    async def __call__(self, body: Any) -> Any:
-        """Return the complete response after all pieces.
-
-        Raises:
-            RequestError: The request failed or the answer was cut off.
+        After a refusal this is the minimum; afterwards the throttle decides.
         """
-        reader = self.reader()
+        self.times, self.last = self.times + 1, error
+        now = time.monotonic()
+        if isinstance(error, RateLimited):
+            return self._add_refusal(error, sent, now)
+        self.first_fault = min(self.first_fault, now)
+        faults = self.times - self.refused
+        late = now - self.first_fault > MAX_RETRY_S
+        if not error.passing or faults > self.limits.retries or late:
+            return None
+        return max(error.after or 0.0, random_wait(GROWTH ** (faults - 1)))
 
-        def handle_event(content: Any) -> None:
-            pieces = parse_response(self.post.label, content, partial(reader.parse_event, content))
-            self._emit_pieces(pieces)
+    def _add_refusal(self, error: RateLimited, sent: float, now: float) -> float | None:
+        if not self.refused:
+            self.first_refusal = now
+        elif self.throttle.accepted > self._accepted:
+            self.overtaken += 1
+        self.refused, self._accepted = self.refused + 1, self.throttle.accepted
+        if not error.passing:
+            return None
+        self.throttle.record_refusal(sent, error.after, self.overtaken > OVERTAKEN)
+        limit = self.limits.rate_limit_timeout
+        # A request refused again and again while others are accepted may never succeed, for
+        # example one larger than a token limit.
+        hopeless = self.overtaken >= MAX_OVERTAKEN and now - self.first_refusal >= limit
+        if (error.after or 0.0) > limit or hopeless or now >= self.deadline():
+            self.give_up()
+            return None
+        # Back off behind other requests, exponentially in how often this one was overtaken.
+        return max(error.after or 0.0, random_wait(2.0**self.overtaken))
 
-        try:
-            complete = await self.post.stream_events(body, handle_event)
-        except (ConnectionFailed, RequestTimeout):
-            if not reader.is_complete:
-                raise
-        else:
-            if not (complete or reader.is_complete):
-                raise ServerFault(
-                    f"{self.post.label}: the connection closed before the response was complete"
-                )
-        self._emit_pieces(reader.flush_pending())
-        # Redact again: a key split over two events is visible only here.
-        return self.post.redact_key(reader.assemble_response())
+    def deadline(self) -> float:
+        """Return when `Limits.rate_limit_timeout` ends if nothing is accepted until then.
 
-    def _emit_pieces(self, pieces: Sequence[P]) -> None:
-        for piece in pieces:
-            self.started = True
-            self.emit(piece)
+        It begins anew when the server accepts another request, since this one has to wait its turn.
+        """
+        if not self.refused:
+            return math.inf
+        return max(self.first_refusal, self.throttle.last_accepted) + self.limits.rate_limit_timeout
+
+    def give_up(self) -> RequestError:
+        """Mark the last error, a refusal, as final and return it."""
+        assert self.last
+        limit = f"{self.limits.rate_limit_timeout:g} s (limits.rate_limit_timeout)"
+        self.last.add_words(f"no retry after {limit}")
+        # An overtaken request does not imply that others will fail.
+        self.last.passing, self.last.general = False, self.overtaken < MAX_OVERTAKEN
+        return self.last
+
+
+def random_wait(factor: float) -> float:
+    """Return the seconds of a wait: spread at random, so that requests do not return together."""
+    return min(MAX_WAIT, FIRST_WAIT * factor) * random.SystemRandom().uniform(0.5, 1.0)
 
 
 class RetryingClient:
@@ -166,26 +152,33 @@ class RetryingClient:
         repeated: Number of retries so far.
     """
 
-    def __init__(
-        self, label: str, turns: RateLimiter, throttle: AdaptiveThrottle | None = None
-    ) -> None:
-        self.label, self.turns, self.repeated = label, turns, 0
-        self.throttle = throttle or AdaptiveThrottle()
+    def __init__(self, label: str, turns: RateLimiter, throttle: AdaptiveThrottle) -> None:
+        self.label, self.turns, self.throttle, self.repeated = label, turns, throttle, 0
 
-    async def __call__(self, exchange: Transport, call: Call, read: ParseResponse[T]) -> T:
+    async def __call__(
+        self,
+        send: SendCall,
+        call: Call,
+        read: ParseResponse[T],
+        emit: Callable[[P], None] | None = None,
+    ) -> T:
         """Return the parsed answer of a call.
+
+        Args:
+            send: Sends it once.
+            call: Call to make.
+            read: Parses the answer.
+            emit: Takes the pieces of the answer; there are no retries after the first one.
 
         Raises:
             RequestError: The call failed for good.
         """
-        failed = CallFailures()
-        if call.timeout is None:
-            return await self._attempt_call(exchange, call, read, failed)
+        failed = CallFailures(self.turns.limits, self.throttle)
         try:
-            async with asyncio.timeout(None) as clock:
-                return await self._attempt_call(exchange, call, read, failed, clock)
+            async with asyncio.timeout(None) if call.timeout else nullcontext() as clock:
+                return await self._attempt_call(send, call, read, emit, failed, clock)
         except TimeoutError:
-            last = f"; {failed.summary}" if failed.times else ""
+            last = f"; {failed.times} attempts; last error: {failed.last}" if failed.last else ""
             if not last and (wait := self.throttle.remaining_pause) > 0:
                 last = f"; the server asks to wait {wait:.0f} s (Retry-After)"
             raise RequestTimeout(
@@ -194,177 +187,58 @@ class RetryingClient:
 
     async def _attempt_call(
         self,
-        exchange: Transport,
+        send: SendCall,
         call: Call,
         read: ParseResponse[T],
-        failed: "CallFailures",
-        clock: asyncio.Timeout | None = None,
+        emit: Callable[[P], None] | None,
+        failed: CallFailures,
+        clock: asyncio.Timeout | None,
     ) -> T:
         """Send a call until it is answered; every 429 and every fault is handled here."""
         start = sent = 0.0
+        started = False
+
+        def note_start(piece: P) -> None:
+            nonlocal started
+            started = True
+            if emit:
+                emit(piece)
+
         while True:
+            if call.timeout and self.throttle.remaining_pause >= call.timeout:
+                raise TimeoutError
             try:
-                async with self._acquire_slot(call, failed) as sent:
+                async with ConcurrencySlot(
+                    self.turns, self.throttle, call.tokens, failed.deadline
+                ) as sent:
                     if not start:
                         start = sent
                         if clock and call.timeout:
                             clock.reschedule(start + call.timeout)
-                    content = await exchange(call.body if call.data is None else call.data)
+                    content = await send(call, note_start)
                 self.throttle.record_success(sent)
                 seconds = time.monotonic() - start
                 return parse_response(self.label, content, partial(read, content, seconds))
-            except DeadlineExceeded:
-                raise failed.build_final_error(self._rate_limit_timeout).with_attempt_count(
-                    failed.times
-                ) from None
             except BadRequest:
                 self.throttle.record_success(sent)
                 raise
-            except RequestError as error:
-                failed.add(error, self.throttle)
-                wait = (
-                    failed.rate_limit_delay(sent, self.throttle, self._rate_limit_timeout)
-                    if isinstance(error, RateLimited)
-                    else self._retry_delay(error, failed)
-                )
-                if wait is None or exchange.started:
-                    raise error.with_attempt_count(failed.times) from None
+            except (DeadlineExceeded, RequestError) as error:
+                if isinstance(error, RequestError):
+                    failure, wait = error, failed.add(error, sent)
+                else:
+                    failure, wait = failed.give_up(), None
+                if wait is None or started:
+                    if failed.times > 1:
+                        failure.add_words(f"{failed.times} attempts")
+                    raise failure from None
             if call.timeout and time.monotonic() + wait >= start + call.timeout:
                 raise TimeoutError
             self.repeated += 1
             await asyncio.sleep(wait)
 
-    def _acquire_slot(self, call: Call, failed: "CallFailures") -> ConcurrencySlot:
-        """Return a concurrency slot and the start time; see `RateLimiter.acquire_slot`.
 
-        Raises:
-            TimeoutError: The server requested a pause longer than the call's timeout.
-            DeadlineExceeded: The server accepted nothing for `Limits.rate_limit_timeout`.
-        """
-        if call.timeout and self.throttle.remaining_pause >= call.timeout:
-            raise TimeoutError
-        end = partial(failed.retry_deadline, self._rate_limit_timeout, self.throttle)
-        return self.turns.acquire_slot(self.throttle, call.tokens, end)
-
-    @property
-    def _rate_limit_timeout(self) -> float:
-        return self.turns.limits.rate_limit_timeout
-
-    def _retry_delay(self, error: RequestError, failed: "CallFailures") -> float | None:
-        """Return the seconds until a retry after a fault, or `None` if there must be none."""
-        faults = failed.times - failed.limited
-        late = time.monotonic() - failed.first_fault > MAX_RETRY_S
-        if not error.passing or faults > self.turns.limits.retries or late:
-            return None
-        return max(error.after or 0.0, random_wait(GROWTH ** (faults - 1)))
-
-
-def random_wait(factor: float) -> float:
-    """Return the seconds of a wait: spread at random, so that requests do not return together."""
-    return min(MAX_WAIT, FIRST_WAIT * factor) * random.SystemRandom().uniform(0.5, 1.0)
-
-
-@dataclass
-class CallFailures:
-    """Failed attempts of one call.
-
-    Attributes:
-        times: Number of failed attempts.
-        first_fault: Time of the first other failure, as of `time.monotonic`.
-        limited: Number of attempts refused by a rate limit.
-        first: Time of the first such refusal.
-        overtaken: Number of such refusals although the server had accepted other requests since the
-            previous one.
-        last: Error of the last attempt.
-    """
-
-    times: int = 0
-    first_fault: float = math.inf
-    limited: int = 0
-    first: float = 0.0
-    overtaken: int = 0
-    _accepted: int = 0
-    last: RequestError | None = None
-
-    @property
-    def summary(self) -> str:
-        """Number of attempts and the last error."""
-        return f"{self.times} attempts; last error: {self.last}"
-
-    def add(self, error: RequestError, throttle: AdaptiveThrottle) -> None:
-        """Count a failed attempt."""
-        self.times, self.last = self.times + 1, error
-        if isinstance(error, RateLimited):
-            if not self.limited:
-                self.first = time.monotonic()
-            elif throttle.accepted > self._accepted:
-                self.overtaken += 1
-            self.limited, self._accepted = self.limited + 1, throttle.accepted
-        else:
-            self.first_fault = min(self.first_fault, time.monotonic())
-
-    def is_exhausted(self, limit: float, throttle: AdaptiveThrottle) -> bool:
-        """Return whether `limit` seconds of refusals have passed.
-
-        The time restarts when the server accepts another request, since this one has to wait its
-        turn. A request refused again and again while others are accepted may never succeed, for
-        example one larger than a token limit; it is given up as well.
-        """
-        now = time.monotonic()
-        overtaken = self.overtaken >= MAX_OVERTAKEN and now - self.first >= limit
-        return overtaken or now >= self.retry_deadline(limit, throttle)
-
-    def retry_deadline(self, limit: float, throttle: AdaptiveThrottle) -> float:
-        """Return when `limit` seconds of refusals end if nothing is accepted until then."""
-        return max(self.first, throttle.last_accepted) + limit if self.limited else math.inf
-
-    def rate_limit_delay(
-        self, sent: float, throttle: AdaptiveThrottle, limit: float
-    ) -> float | None:
-        """Return the seconds until a rate-limited call may be retried; `None`: never.
-
-        This is the minimum; afterwards the throttle decides.
-
-        Args:
-            sent: Time when the call was sent, as of `time.monotonic`.
-            throttle: Records the refusal.
-            limit: `Limits.rate_limit_timeout`.
-        """
-        error = self.last
-        assert error
-        if not error.passing:
-            return None
-        throttle.record_refusal(sent, error.after, self.overtaken > OVERTAKEN)
-        if (error.after or 0.0) > limit or self.is_exhausted(limit, throttle):
-            self.build_final_error(limit)
-            return None
-        # Back off behind other requests, exponentially in how often this one was overtaken.
-        return max(error.after or 0.0, random_wait(2.0**self.overtaken))
-
-    def build_final_error(self, limit: float) -> RequestError:
-        """Mark the last error as final and return it."""
-        error = self.last
-        assert error
-        error.args = (f"{error}; no retry after {limit:g} s (limits.rate_limit_timeout)",)
-        # An overtaken request does not imply that others will fail.
-        error.passing, error.general = False, self.overtaken < MAX_OVERTAKEN
-        return error
-
-
-def parse_response(label: str, content: Any, parse: Callable[[], T]) -> T:
-    """Apply a parser to a server's response.
-
-    Raises:
-        ServerFault: It cannot be parsed. The message is the parser's (`MalformedResponse`) or shows
-            the content.
-    """
-    try:
-        return parse()
-    except MalformedResponse as error:
-        words = to_one_line(str(error))
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
-        words = f"unexpected form: {to_one_line(json.dumps(content, ensure_ascii=False))}"
-    raise ServerFault(f"{label}: invalid response: {words}")
+MakeCall = Callable[..., Awaitable[Any]]
+"""Makes a call on open connections: `call, read`, and for a stream `parser_class, emit`."""
 
 
 class HttpClient:
@@ -397,11 +271,8 @@ class HttpClient:
         header: str = "Authorization",
         scheme: str = "Bearer ",
     ) -> None:
-        self.name, self.url, self.api_key_env = (
-            name,
-            validate_url(url),
-            validate_env_name(api_key_env),
-        )
+        self.name, self.url = name, validate_url(url)
+        self.api_key_env = validate_env_name(api_key_env)
         self.limits = limits or Limits()
         self.header, self.scheme = header, scheme
         self.turns = RateLimiter(self.limits)
@@ -441,7 +312,7 @@ class HttpClient:
         self.read_api_key()
 
     @asynccontextmanager
-    async def open_session(self) -> AsyncIterator["HttpSession"]:
+    async def open_session(self) -> AsyncIterator[MakeCall]:
         """Open connections, on the event loop of `swarm._util.threads.shared_event_loop`.
 
         Raises:
@@ -450,21 +321,32 @@ class HttpClient:
         import aiohttp
 
         key, proxy = self.read_api_key(), proxy_for(self.url)
+        headers = {self.header: f"{self.scheme}{key}"} if key else {}
         retrying = RetryingClient(self.label, self.turns, self.throttle)
         async with aiohttp.ClientSession(
-            headers={"Content-Type": "application/json"}
-            | ({self.header: f"{self.scheme}{key}"} if key else {}),
+            headers={"Content-Type": "application/json", **headers},
             timeout=aiohttp.ClientTimeout(
                 total=self.limits.timeout, sock_connect=self.limits.connect_timeout
             ),
             connector=aiohttp.TCPConnector(limit=0),
             cookie_jar=aiohttp.DummyCookieJar(),
         ) as session:
-            post = HttpTransport(
+            connections = HttpConnections(
                 session, self.label, self.url, proxy, key, self.api_key_env, self.limits
             )
+
+            def make_call(
+                call: Call,
+                read: ParseResponse[T],
+                parser_class: Callable[[], StreamParser[P]] | None = None,
+                emit: Callable[[P], None] | None = None,
+            ) -> Awaitable[T]:
+                post = connections.post
+                send = partial(connections.stream, parser_class) if parser_class else post
+                return retrying(send, call, read, emit)
+
             try:
-                yield HttpSession(retrying, post)
+                yield make_call
             finally:
                 self.repeated += retrying.repeated
 
@@ -486,30 +368,22 @@ class HttpClient:
     async def _run_concurrently(
         self, calls: Sequence[Call], read: Callable[[int, Any], T]
     ) -> list[T]:
-        found: dict[int, T] = {}
-        waiting = iter(enumerate(calls))
-
-        async def make_call(session: HttpSession, number: int, call: Call) -> T:
+        async def run(number: int, call: Call) -> T:
             try:
-                return await session(call, lambda content, _: read(number, content))
+                found: T = await make_call(call, lambda content, _: read(number, content))
+                return found
             except BadRequest as error:
                 return read(number, error)
 
-        async def run_worker(session: HttpSession) -> None:
-            for number, call in waiting:
-                found[number] = await make_call(session, number, call)
-
-        async with self.open_session() as session:
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for _ in range(min(self.limits.concurrency, len(calls))):
-                        group.create_task(run_worker(session))
-            except BaseExceptionGroup as errors:
-                raise errors.exceptions[0] from None
-        return [found[number] for number in range(len(calls))]
+        try:
+            async with self.open_session() as make_call, asyncio.TaskGroup() as group:
+                tasks = [group.create_task(run(*numbered)) for numbered in enumerate(calls)]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return [task.result() for task in tasks]
 
     def stream(
-        self, call: Call, reader: Callable[[], StreamParser[P]], read: ParseResponse[T]
+        self, call: Call, parser_class: Callable[[], StreamParser[P]], read: ParseResponse[T]
     ) -> Generator[P, None, T]:
         """Make one call and yield its answer in pieces; a single piece if the server cannot stream.
 
@@ -517,27 +391,16 @@ class HttpClient:
 
         Args:
             call: Call to make.
-            reader: Creates a stream parser; each retry gets a new one.
+            parser_class: Creates a stream parser; each retry gets a new one.
             read: Parses the complete response.
 
         Raises:
             RequestError: The call failed for good; the class gives the kind of failure.
         """
 
-        async def run_stream(emit: Callable[[P], None]) -> T:
-            async with self.open_session() as session:
-                exchange = StreamingTransport(session.post, reader, emit)
-                return await session.retrying(exchange, call, read)
+        async def run(emit: Callable[[P], None]) -> T:
+            async with self.open_session() as make_call:
+                found: T = await make_call(call, read, parser_class, emit)
+                return found
 
-        return (yield from shared_event_loop().stream_items(run_stream))
-
-
-class HttpSession(NamedTuple):
-    """Open connections to a server; calling it makes one call."""
-
-    retrying: RetryingClient
-    post: HttpTransport
-
-    async def __call__(self, call: Call, read: ParseResponse[T]) -> T:
-        """See `RetryingClient.__call__`."""
-        return await self.retrying(self.post, call, read)
+        return (yield from shared_event_loop().stream_items(run))

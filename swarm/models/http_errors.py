@@ -19,14 +19,8 @@ CONTENT_ERROR_CODES = (
 )
 """Error codes caused by the request's text; another text may be accepted."""
 
-MISSING_KEY_HINT = "; no key was sent: set OPENAI_API_KEY, or the variable named by api_key_env"
-"""Hint for a server that requires a key when none was sent."""
-
 MAX_RETRY_AFTER_S = 120.0
 """Maximum Retry-After in seconds to honour; after a 429 it is `Limits.rate_limit_timeout`."""
-
-QUOTA_ERROR_CODE = "insufficient_quota"
-"""Error code of an exhausted account; waiting does not help."""
 
 
 class RequestError(UserError):
@@ -44,16 +38,11 @@ class RequestError(UserError):
 
     def __init__(self, message: str, after: float | None = None, content: Any = None) -> None:
         super().__init__(message)
-        self.after = after
-        self.content = content
+        self.after, self.content = after, content
 
-    def with_attempt_count(self, times: int) -> "RequestError":
-        """Return the error with the number of attempts in its message."""
-        if times == 1:
-            return self
-        error = type(self)(f"{self}; {times} attempts", self.after, self.content)
-        error.passing, error.general = self.passing, self.general
-        return error
+    def add_words(self, words: str) -> None:
+        """Append words to the message."""
+        self.args = (f"{self}; {words}",)
 
 
 class MalformedResponse(ValueError):
@@ -101,13 +90,10 @@ class RequestTimeout(RequestError):
 
 
 ERROR_CLASS_BY_STATUS: dict[int, type[RequestError]] = {
-    401: AccessDenied,
-    402: AccessDenied,
-    403: AccessDenied,
+    **dict.fromkeys((401, 402, 403), AccessDenied),
     404: NotFound,
     408: RequestTimeout,
-    409: ServerFault,
-    425: ServerFault,
+    **dict.fromkeys((409, 425), ServerFault),
     429: RateLimited,
 }
 
@@ -124,14 +110,15 @@ def error_from_response(
     """
     kind = ERROR_CLASS_BY_STATUS.get(status, ServerFault if status >= 500 else BadRequest)
     title = HTTPStatus(status).phrase if status in list(HTTPStatus) else ""
-    message = ": ".join(
-        filter(None, [label, f"{status} {title}".strip(), to_one_line(error_message(content))])
-    )
+    words = [label, f"{status} {title}".strip(), to_one_line(error_message(content))]
+    message = ": ".join(filter(None, words))
     after = parse_retry_after(headers.get("Retry-After", ""))
-    milliseconds = parse_retry_after(headers.get("Retry-After-Ms", ""))
-    after = after if milliseconds is None else milliseconds / 1000.0
-    if kind is AccessDenied:
-        message += f"; check the key in {api_key_env}" if api_key_env else MISSING_KEY_HINT
+    if (milliseconds := parse_retry_after(headers.get("Retry-After-Ms", ""))) is not None:
+        after = milliseconds / 1000.0
+    if kind is AccessDenied and api_key_env:
+        message += f"; check the key in {api_key_env}"
+    elif kind is AccessDenied:
+        message += "; no key was sent: set OPENAI_API_KEY, or the variable named by api_key_env"
     elif kind is NotFound:
         message += "; check the URL and the model's name"
     elif 300 <= status < 400:
@@ -139,35 +126,26 @@ def error_from_response(
     elif kind is RateLimited and after:
         message += f"; it asks to wait {after:.0f} s"
     error = kind(message, after, content)
-    long = (after or 0) > MAX_RETRY_AFTER_S and kind is not RateLimited
-    if kind.passing and (long or QUOTA_ERROR_CODE in (error_code(content), error_type(content))):
+    too_long = (after or 0) > MAX_RETRY_AFTER_S and kind is not RateLimited
+    # Waiting does not help an exhausted account.
+    exhausted = "insufficient_quota" in (error_code(content), error_code(content, "type"))
+    if kind.passing and (too_long or exhausted):
         error.passing, error.general = False, True
     return error
 
 
-def error_code(content: Any) -> str:
-    """Return the machine-readable code in a server's error, or ""."""
-    return _error_field(content, "code")
-
-
-def error_type(content: Any) -> str:
-    """Return the type in a server's error, or ""."""
-    return _error_field(content, "type")
-
-
-def _error_field(content: Any, name: str) -> str:
+def error_code(content: Any, field: str = "code") -> str:
+    """Return the machine-readable code in a server's error, or another field of it, or ""."""
     error = content.get("error") if isinstance(content, Mapping) else None
-    found = error.get(name) if isinstance(error, Mapping) else None
+    found = error.get(field) if isinstance(error, Mapping) else None
     return found if isinstance(found, str) else ""
 
 
 def error_message(content: Any) -> str:
     """Return the message in a server's error, from any of its usual fields."""
     if isinstance(content, Mapping):
-        for key in ("error", "message", "detail"):
-            if content.get(key):
-                return error_message(content[key])
-        return ""
+        keys = ("error", "message", "detail")
+        return next((error_message(content[key]) for key in keys if content.get(key)), "")
     if isinstance(content, list) and content:
         return error_message(content[0])
     return str(content)

@@ -4,15 +4,15 @@ import logging
 from contextlib import suppress
 from difflib import get_close_matches
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from swarm._util.settings import Positive, Text, checked
 from swarm.errors import UserError, install_command
 from swarm.models.base import Completion, Delta, Request, Stream
 from swarm.models.cache import Cache
 from swarm.models.function import ThreadedModel
-from swarm.models.http_errors import RateLimited, error_from_response, to_one_line
-from swarm.models.openai_protocol import parse_finish
+from swarm.models.http_errors import RequestError, error_from_response, to_one_line
+from swarm.models.openai import parse_finish
 from swarm.models.sampling import PreparedRequest
 
 if TYPE_CHECKING:
@@ -107,70 +107,47 @@ class LLM(ThreadedModel):
         model = self._load_model()
         parts = split_conversation(request, self.label)
         options = self._build_options(model, request)
-        text: list[str] = []
-        reasoning: list[str] = []
+        texts: dict[str, list[str]] = {"text": [], "reasoning": []}
         try:
-            response = self._start_response(model, parts, options, streamed)
+            response = _start_response(model, *parts, options, streamed)
             for event in response.stream_events():
-                if event.chunk and event.type in ("text", "reasoning"):
-                    thought = event.type == "reasoning"
-                    (reasoning if thought else text).append(event.chunk)
-                    yield Delta("", event.chunk) if thought else Delta(event.chunk)
+                if event.chunk and event.type in texts:
+                    texts[event.type].append(event.chunk)
+                    yield Delta(**{event.type: event.chunk})
             usage = response.usage()
         except Exception as error:
-            limit = find_rate_limit(self.label, error, self._error_text(error))
-            raise limit or UserError(f"{self.label}: {self._error_text(error)}") from None
+            words = self._error_text(error)
+            limit = find_rate_limit(self.label, error, words)
+            raise limit or UserError(f"{self.label}: {words}") from None
+        # The plugin's provider reports the finish reason in its response, if at all.
+        found: Any = response.response_json or {}
         return Completion(
-            "".join(text),
+            "".join(texts["text"]),
             prompt_tokens=usage.input or 0,
             new_tokens=usage.output or 0,
-            reasoning="".join(reasoning),
-            finish=_finish_of(response),
+            reasoning="".join(texts["reasoning"]),
+            finish=parse_finish(found, *(found.get("choices") or found.get("candidates") or ())),
             model=response.resolved_model or model.model_id,
             priced=False if model.needs_key else None,
-        )
-
-    def _start_response(
-        self,
-        model: "llm.Model",
-        parts: "ConversationParts",
-        options: dict[str, Any],
-        streamed: bool,
-    ) -> "llm.Response":
-        """Prompt in an llm conversation that contains the earlier turns."""
-        import llm
-
-        conversation = model.conversation()
-        messages = [llm.system(parts.system)] if parts.system else []
-        for question, answer in parts.earlier:
-            messages += [llm.user(question), llm.assistant(answer)]
-            # Plugins before llm 0.32 read the conversation's responses, later ones the messages.
-            fields: Any = {"model": model.model_id, "messages": [messages[-1].to_dict()]}
-            response = llm.Response.from_dict(fields, model=model)
-            response.prompt = llm.Prompt(question, model, system=parts.system or None)
-            conversation.responses.append(response)
-        return conversation.prompt(
-            parts.text,
-            system=parts.system or None,
-            messages=messages,
-            stream=streamed and model.can_stream,
-            options=options,
         )
 
     def _build_options(self, model: "llm.Model", request: Request) -> dict[str, Any]:
         """Return the request's settings under the model's option names."""
         has = type(model.Options()).model_fields
+        # With the same seed all samples would be the same.
+        seed = None if request.seed is None else request.seed + request.sample
+        values = {
+            "temperature": request.temperature,
+            "seed": seed,
+            "max_new_tokens": request.max_new_tokens,
+        }
         options = {}
-        for setting, names in OPTION_NAMES.items():
-            value = getattr(request, setting)
-            if setting == "seed" and value is not None:
-                value += request.sample  # otherwise all samples would be the same
+        for setting, value in values.items():
+            names = OPTION_NAMES[setting]
             name = next((name for name in names if name in has), None)
-            if value is None:
-                continue
-            if name is not None:
+            if value is not None and name is not None:
                 options[name] = value
-            elif setting not in (*self._warned, "max_new_tokens"):
+            elif value is not None and setting not in (*self._warned, "max_new_tokens"):
                 self._warned.add(setting)
                 log.warning(
                     "%s: the model has no option %s, which is ignored", self.label, names[0]
@@ -186,14 +163,36 @@ class LLM(ThreadedModel):
         return to_one_line(text) or type(error).__name__
 
 
-def _finish_of(response: "llm.Response") -> str:
-    """Return the finish reason in the response of the plugin's provider; "" if it reports none."""
-    found: Any = response.response_json or {}
-    parts = found.get("choices") or found.get("candidates") or []
-    return parse_finish(found, *parts)
+def _start_response(
+    model: "llm.Model",
+    system: str,
+    earlier: list[tuple[str, str]],
+    text: str,
+    options: dict[str, Any],
+    streamed: bool,
+) -> "llm.Response":
+    """Prompt in an llm conversation that contains the earlier turns."""
+    import llm
+
+    conversation = model.conversation()
+    messages = [llm.system(system)] if system else []
+    for question, answer in earlier:
+        messages += [llm.user(question), llm.assistant(answer)]
+        # Plugins before llm 0.32 read the conversation's responses, later ones the messages.
+        fields: Any = {"model": model.model_id, "messages": [messages[-1].to_dict()]}
+        response = llm.Response.from_dict(fields, model=model)
+        response.prompt = llm.Prompt(question, model, system=system or None)
+        conversation.responses.append(response)
+    return conversation.prompt(
+        text,
+        system=system or None,
+        messages=messages,
+        stream=streamed and model.can_stream,
+        options=options,
+    )
 
 
-def find_rate_limit(label: str, error: Exception, words: str) -> RateLimited | None:
+def find_rate_limit(label: str, error: BaseException, words: str) -> RequestError | None:
     """Return the rate limit error that a plugin's error stands for, or `None`.
 
     Plugins raise their client's exceptions: the exception or its cause has status 429 as
@@ -203,36 +202,22 @@ def find_rate_limit(label: str, error: Exception, words: str) -> RateLimited | N
         words: The error's message, without a key.
     """
     one: BaseException | None = error
-    for _ in range(5):
-        if one is None:
-            return None
+    while one is not None:
         response = getattr(one, "response", None)
-        statuses = (
-            getattr(one, "status_code", None),
-            getattr(one, "code", None),
-            getattr(response, "status_code", None),
-        )
-        if HTTPStatus.TOO_MANY_REQUESTS in statuses:
+        places = ((one, "status_code"), (one, "code"), (response, "status_code"))
+        if any(
+            getattr(place, name, None) == HTTPStatus.TOO_MANY_REQUESTS for place, name in places
+        ):
             headers = getattr(response, "headers", None) or {}
             body = getattr(one, "body", None)
             content = {"error": {**(body if isinstance(body, dict) else {}), "message": words}}
-            found = error_from_response(label, HTTPStatus.TOO_MANY_REQUESTS, headers, content, None)
-            assert isinstance(found, RateLimited)
-            return found
+            return error_from_response(label, HTTPStatus.TOO_MANY_REQUESTS, headers, content, None)
         one = one.__cause__ or one.__context__
     return None
 
 
-class ConversationParts(NamedTuple):
-    """A conversation in llm's form: system prompt, earlier exchanges, and the current prompt."""
-
-    system: str
-    earlier: list[tuple[str, str]]
-    text: str
-
-
-def split_conversation(request: Request, label: str) -> ConversationParts:
-    """Split a request into system prompt, earlier exchanges, and the last turn.
+def split_conversation(request: Request, label: str) -> tuple[str, list[tuple[str, str]], str]:
+    """Split a request into system prompt, earlier exchanges, and the last turn, as llm has them.
 
     Consecutive user turns are joined.
 
@@ -240,7 +225,7 @@ def split_conversation(request: Request, label: str) -> ConversationParts:
         UserError: The last turn is not the user's.
     """
     if isinstance(request.prompt, str):
-        return ConversationParts("", [], request.prompt)
+        return "", [], request.prompt
     system: list[str] = []
     earlier: list[tuple[str, str]] = []
     texts: list[str] = []
@@ -254,4 +239,4 @@ def split_conversation(request: Request, label: str) -> ConversationParts:
             texts = []
     if not texts:
         raise UserError(f"{label}: the last turn must be the user's")
-    return ConversationParts("\n\n".join(system), earlier, "\n\n".join(texts))
+    return "\n\n".join(system), earlier, "\n\n".join(texts)

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,8 +14,7 @@ from swarm._util.settings import Number, Positive, Settings, parse_settings
 from swarm.errors import UserError
 from swarm.models.base import Prices
 from swarm.models.http import HttpClient
-from swarm.models.openai import OpenAI, TokensField
-from swarm.models.openai_protocol import chat_url
+from swarm.models.openai import OpenAI, TokensField, chat_url
 from swarm.models.rate_limit import Limits
 from swarm.models.transport import validate_env_name, validate_url
 
@@ -125,21 +124,18 @@ class Provider(Settings):
         Raises:
             UserError: A value is invalid.
         """
-        url = self._resolve_url()
-        newest = self.tokens_field is None and f"{url}/".startswith(OFFICIAL_API_URL)
+        url, field = self._resolve_url(), self.tokens_field
+        if field is None and f"{url}/".startswith(OFFICIAL_API_URL):
+            field = "max_completion_tokens"
         defaults: dict[str, Any] = {
             "base_url": url,
             "api_key_env": self.client.api_key_env,
-            "tokens_field": "max_completion_tokens"
-            if newest
-            else self.tokens_field or "max_tokens",
-            "samples_at_once": self.samples_at_once,
+            "tokens_field": field or "max_tokens",
             "prices": self.prices.get(name),
             "client": self.client,
-            "temperature": self.temperature,
-            "seed": self.seed,
-            "body": self.body,
         }
+        same = ("samples_at_once", "temperature", "seed", "body")
+        defaults |= {key: getattr(self, key) for key in same}
         return OpenAI(name, **{**defaults, **settings})
 
     @cached_property
@@ -168,11 +164,8 @@ class Provider(Settings):
             raise UserError(f"the environment variable {self.base_url_env}: {error}") from None
 
 
-class Providers(Mapping[str, Provider]):
+class Providers(dict[str, Provider]):
     """Providers by name."""
-
-    def __init__(self, providers: Mapping[str, Provider]) -> None:
-        self._providers = dict(providers)
 
     @classmethod
     def load(cls, file: str | Path | None = None) -> "Providers":
@@ -191,24 +184,19 @@ class Providers(Mapping[str, Provider]):
         origin = dict.fromkeys(settings, shipped)
         if (user_file := _find_user_file(file)) is not None:
             for name, changed in read_provider_settings(user_file).items():
-                settings[name] = merge_settings(settings.get(name, {}), changed)
+                known = settings.get(name, {})
+                settings[name] = known | {
+                    key: {**known.get(key, {}), **value} if isinstance(value, dict) else value
+                    for key, value in changed.items()
+                }
                 origin[name] = user_file
-        providers = {}
+        providers = cls()
         for name, keys in settings.items():
             try:
                 providers[name] = Provider.parse(name, keys)
             except UserError as error:
                 raise UserError(f"{origin[name]}: {name}: {error}") from None
-        return cls(providers)
-
-    def __getitem__(self, name: str) -> Provider:
-        return self._providers[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._providers)
-
-    def __len__(self) -> int:
-        return len(self._providers)
+        return providers
 
 
 def read_provider_settings(file: Path) -> dict[str, dict[str, Any]]:
@@ -220,20 +208,17 @@ def read_provider_settings(file: Path) -> dict[str, dict[str, Any]]:
     import yaml
 
     try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except yaml.MarkedYAMLError as error:
-        # Omit the error's message and the names of aliases and tags: they quote the file, which may
-        # contain secrets.
-        line = f" line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        quotes = isinstance(error, (yaml.composer.ComposerError, yaml.constructor.ConstructorError))
-        problem = "" if quotes else f": {error.problem}"
-        raise UserError(f"{file}{line}: is not valid yaml{problem}") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise UserError(f"{file}: is not valid yaml") from None
+        found = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {error.strerror}") from None
-    if found is None:
-        return {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        # Omit the error's message and the names of aliases and tags: they quote the file, which may
+        # contain secrets.
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", "")
+        line = f" line {mark.line + 1}" if mark else ""
+        quotes = isinstance(error, (yaml.composer.ComposerError, yaml.constructor.ConstructorError))
+        what = f": {problem}" if problem and not quotes else ""
+        raise UserError(f"{file}{line}: is not valid yaml{what}") from None
     if not isinstance(found, dict):
         raise UserError(f"{file}: must have the form PROVIDER: {{base_url: ..., ...}}")
     for name, settings in found.items():
@@ -242,15 +227,6 @@ def read_provider_settings(file: Path) -> dict[str, dict[str, Any]]:
         if not isinstance(settings, dict):
             raise UserError(f"{file}: {name}: must be a mapping such as {{base_url: ...}}")
     return found
-
-
-def merge_settings(before: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
-    """Override settings; mappings are merged key by key."""
-    new = {
-        key: {**before.get(key, {}), **value} if isinstance(value, dict) else value
-        for key, value in changed.items()
-    }
-    return {**before, **new}
 
 
 def _find_user_file(file: str | Path | None) -> Path | None:

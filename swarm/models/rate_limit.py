@@ -130,10 +130,6 @@ class AdaptiveThrottle:
         """Seconds left of the wait requested by the server."""
         return self._quiet_until - time.monotonic()
 
-    def pause_for(self, seconds: float) -> None:
-        """Pause all requests for this many seconds."""
-        self._quiet_until = max(self._quiet_until, time.monotonic() + seconds)
-
     def send_lock(self) -> asyncio.Lock:
         """Return the running loop's lock for sending; see `RateLimiter.concurrency_gate`."""
         loop = asyncio.get_running_loop()
@@ -151,21 +147,12 @@ class AdaptiveThrottle:
             DeadlineExceeded: It cannot be sent before `latest`.
         """
         waited = False
-        while (step := self.next_wait(latest)) > 0:
+        while (wait := self.next_send_time() - (now := time.monotonic())) > 0:
+            if now + wait > latest():
+                raise DeadlineExceeded
             waited = waited or self.remaining_pause > 0
-            await asyncio.sleep(step)
+            await asyncio.sleep(min(wait, 1.0))  # an answer may end a pause
         return waited
-
-    def next_wait(self, latest: Callable[[], float]) -> float:
-        """Return the seconds to wait, at most 1 since an answer may end a pause; 0 or less: send.
-
-        Raises:
-            DeadlineExceeded: A request cannot be sent before `latest`.
-        """
-        wait = self.next_send_time() - (now := time.monotonic())
-        if wait > 0 and now + wait > latest():
-            raise DeadlineExceeded
-        return min(wait, 1.0)
 
     def next_send_time(self) -> float:
         """Return when the next request may be sent, as of `time.monotonic`."""
@@ -214,12 +201,10 @@ class AdaptiveThrottle:
         if self._excess < self.EXCESS + self.TOLERATED * self.active and not alone:
             return
         now = time.monotonic()
-        self.pause_for(after or 0.0)
+        self._quiet_until = max(self._quiet_until, now + (after or 0.0))
         if self.rate is None:
-            self._lower_rate(
-                self.FEW * max(1, sum(sent_at > now - 1.0 for sent_at in self._sent_at)),
-                self.QUICKLY,
-            )
+            sent_lately = sum(sent_at > now - 1.0 for sent_at in self._sent_at)
+            self._lower_rate(self.FEW * max(1, sent_lately), self.QUICKLY)
         elif not self._since:
             pause = min(self.LONGEST_PAUSE, self.FIRST_PAUSE * 2.0**self._fruitless)
             self._fruitless += 1
@@ -233,10 +218,8 @@ class AdaptiveThrottle:
             accepted = sum(sent_at > now - window for sent_at in self._accepted_at)
             # The rate of a window that is too short or was mostly idle is unreliable.
             measured = window >= 1.0 and accepted >= self.ENOUGH
-            self._lower_rate(
-                self.MANY * (min(self.rate, accepted / window) if measured else self.rate),
-                self.SLOWLY,
-            )
+            rate = min(self.rate, accepted / window) if measured else self.rate
+            self._lower_rate(self.MANY * rate, self.SLOWLY)
 
     def _lower_rate(self, rate: float, increase: float) -> None:
         self.rate = self._lowered_to = rate
@@ -272,25 +255,18 @@ class RateLimiter:
             self._gates = {loop: asyncio.Semaphore(self.limits.concurrency)}
         return self._gates[loop]
 
-    def acquire_slot(
-        self, throttle: AdaptiveThrottle, tokens: float, latest: Callable[[], float]
-    ) -> "ConcurrencySlot":
-        """Return a context that acquires a concurrency slot; it provides the time of sending.
-
-        The slot is acquired last, after the throttle and the per-minute limits: a model waiting for
-        its rate limit leaves the slots to the endpoint's other models. After a wait requested by
-        the server, the per-minute limit starts anew.
-
-        Raises:
-            DeadlineExceeded: On entry; see `AdaptiveThrottle.wait_until_clear`.
-        """
-        return ConcurrencySlot(self, throttle, tokens, latest)
-
 
 class ConcurrencySlot:
-    """A concurrency slot of a `RateLimiter`, as an asynchronous context.
+    """A concurrency slot of a `RateLimiter`, as an asynchronous context; it gives the sending time.
+
+    The slot is acquired last, after the throttle and the per-minute limits: a model waiting for its
+    rate limit leaves the slots to the endpoint's other models. After a wait requested by the
+    server, the per-minute limit starts anew.
 
     A class takes a third of the time of a generator with `asynccontextmanager`.
+
+    Raises:
+        DeadlineExceeded: On entry; see `AdaptiveThrottle.wait_until_clear`.
     """
 
     __slots__ = ("_gate", "_latest", "_limiter", "_throttle", "_tokens")

@@ -35,6 +35,7 @@ from swarm._util.threads import run_in_thread, shared_event_loop
 from swarm.errors import UserError
 from swarm.models.base import (
     Completion,
+    CompletionFields,
     Delta,
     Model,
     Request,
@@ -48,9 +49,6 @@ from swarm.models.http_errors import ConnectionFailed, RequestError
 
 Outcome = Completion | UserError
 """What a request comes to."""
-
-CompletionFields = dict[str, Any]
-"""An answer as the cache holds it: the non-default fields of a `Completion`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -84,28 +82,43 @@ fewer samples at once than requested; they are queued again.
 """
 
 
+def sample_key(call: PreparedRequest, sample: int) -> str:
+    """Return the cache key of one sample."""
+    return f"{call.key}:{0 if call.equal else sample}"
+
+
 class SampledModel(Model):
     """Base of models whose answers are obtained by a `Sampler`.
 
-    Subclasses define `prepare`, `open_session` and `stream_uncached`.
+    Subclasses define `open_session` and `stream_uncached`.
+
+    Args:
+        label: The model's name in messages.
+        cache_label: The model's name in `python -m swarm.cache info`.
+        cache: Cache of the answers; `None` stores none.
+        identity: JSON value that distinguishes the model from all others sharing the cache.
+        batch_size: Maximum number of different requests in a batch.
+        batches: Maximum number of concurrent batches.
 
     Attributes:
-        label: The model's name in messages.
-        cache: Cache of the answers; `None` stores none.
-        cache_label: The model's name in `python -m swarm.cache info`.
-        batches: Maximum number of concurrent batches.
-        batch_size: Maximum number of different requests in a batch.
         samples_at_once: Maximum number of samples of one request in a batch (field `n`).
-        answered: Whether the model has answered; see `Sampler.probe`.
+        answered: Whether the model has answered; see the argument `probe` of `Sampler`.
     """
 
-    label = ""
-    cache: Cache | None = None
-    cache_label: str | None = None
-    batches = 1
-    batch_size = 1
     samples_at_once = 1
     answered = False
+
+    def __init__(
+        self,
+        label: str,
+        cache_label: str | None,
+        cache: Cache | None,
+        identity: Sequence[Any] = (),
+        batch_size: int = 1,
+        batches: int = 1,
+    ) -> None:
+        self.label, self.cache_label, self.cache = label, cache_label, cache
+        self.identity, self.batch_size, self.batches = list(identity), batch_size, batches
 
     def prepare(self, request: Request) -> PreparedRequest:
         """Return a request in the model's form.
@@ -113,7 +126,10 @@ class SampledModel(Model):
         Raises:
             UserError: The model cannot answer it.
         """
-        raise NotImplementedError
+        key = make_cache_key("model", self.identity, request_to_json(replace(request, sample=0)))
+        # Without a cache each of equal requests is answered: a function may be random.
+        equal = self.cache is not None and request.temperature == 0
+        return PreparedRequest(self, request, key, equal)
 
     def open_session(self) -> Any:
         """Return an asynchronous context that provides a `Send`; its errors concern all requests.
@@ -136,11 +152,8 @@ class SampledModel(Model):
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """See `Model.generate`; answers received before a failure are stored."""
-        if not requests:
-            return []
-        samples = self.number_samples([self.prepare(request) for request in requests])
-        answers: Any = shared_event_loop().run(self._answer(samples, stop=True))
-        return list(answers)
+        found: list[Any] = self._ask([self.prepare(request) for request in requests], stop=True)
+        return found
 
     def generate_each(self, requests: Sequence[Request]) -> list[Outcome]:
         """See `Model.generate_each`.
@@ -154,17 +167,11 @@ class SampledModel(Model):
                 prepared.append(self.prepare(request))
             except UserError as error:
                 prepared.append(error)
-        calls = [one for one in prepared if isinstance(one, PreparedRequest)]
-        samples = self.number_samples(calls)
-        found = iter(shared_event_loop().run(self._answer(samples)) if samples else ())
+        found = iter(self._ask([one for one in prepared if isinstance(one, PreparedRequest)]))
         return [one if isinstance(one, UserError) else next(found) for one in prepared]
 
-    async def _answer(self, samples: Sequence[Sample], stop: bool = False) -> list[Outcome]:
-        async with Sampler(stop=stop) as sampler:
-            return await sampler.sample(samples)
-
-    def number_samples(self, calls: Sequence[PreparedRequest]) -> list[Sample]:
-        """Number the samples of each request: the k-th of equal ones gets the k-th sample.
+    def _ask(self, calls: Sequence[PreparedRequest], stop: bool = False) -> list[Outcome]:
+        """Obtain one answer for each request: the k-th of equal ones gets the k-th sample.
 
         The samples count from `Request.sample`, so that the next call has the same ones.
         """
@@ -174,7 +181,11 @@ class SampledModel(Model):
             first = call.request.sample
             samples.append((call, first + seen[call.key, first]))
             seen[call.key, first] += 1
-        return samples
+        return shared_event_loop().run(self._answer(samples, stop)) if samples else []
+
+    async def _answer(self, samples: Sequence[Sample], stop: bool) -> list[Outcome]:
+        async with Sampler(stop=stop) as sampler:
+            return await sampler.sample(samples)
 
     def stream(self, request: Request) -> Stream:
         """See `Model.stream`; a cached answer is one piece, an incomplete one is not stored."""
@@ -192,11 +203,6 @@ class SampledModel(Model):
         return self.build_completion(answer, cached=False)
 
 
-def sample_key(call: PreparedRequest, sample: int) -> str:
-    """Return the cache key of one sample."""
-    return f"{call.key}:{0 if call.equal else sample}"
-
-
 class CachedModel(SampledModel):
     """Answers from a cache; requests missing answers from a model in batches, in a thread.
 
@@ -205,11 +211,8 @@ class CachedModel(SampledModel):
 
     Args:
         model: Model that answers on a cache miss.
-        cache: Cache of the answers.
-        identity: JSON value that distinguishes the model from all others sharing the cache.
-        label: The model's name in `python -m swarm.cache info`.
+        cache, identity, label, batches: See `SampledModel`.
         batch_size: Requests in a batch; an interrupt loses the answers of at most one.
-        batches: Number of concurrent batches.
     """
 
     def __init__(
@@ -221,9 +224,8 @@ class CachedModel(SampledModel):
         batch_size: int = 64,
         batches: int = 1,
     ) -> None:
-        self.model, self.cache, self.identity = model, cache, list(identity)
-        self.label = self.cache_label = label
-        self.batch_size, self.batches = batch_size, batches
+        super().__init__(label, label, cache, identity, batch_size, batches)
+        self.model = model
 
     def check(self) -> None:
         """See `Model.check`."""
@@ -233,67 +235,23 @@ class CachedModel(SampledModel):
         """See `Model.open`."""
         self.model.open(device)
 
-    def prepare(self, request: Request) -> PreparedRequest:
-        """See `SampledModel.prepare`."""
-        first = replace(request, stop_check=None)
-        key = make_cache_key("model", self.identity, request_to_json(replace(first, sample=0)))
-        return PreparedRequest(self, first, key, equal=request.temperature == 0)
-
     @asynccontextmanager
     async def open_session(self) -> AsyncIterator[Send]:
         """See `SampledModel.open_session`."""
         yield self._send_batch
 
     async def _send_batch(self, batch: Sequence[Sample]) -> list[CompletionFields | UserError]:
-        requests = [replace(call.request, sample=sample) for call, sample in batch]
-        outcomes = await run_in_thread(self._generate_each, requests)
-        return [one if isinstance(one, UserError) else completion_to_json(one) for one in outcomes]
-
-    def _generate_each(self, requests: Sequence[Request]) -> list[Outcome]:
+        requests = [replace(call.request, stop_check=None, sample=n) for call, n in batch]
         try:
-            return self.model.generate_each(requests)
+            outcomes = await run_in_thread(self.model.generate_each, requests)
         except (Exception, SystemExit) as error:  # of a user's model: the others go on
-            return [UserError(f"{self.label}: {type(error).__name__}: {error}")] * len(requests)
+            raise UserError(f"{self.label}: {type(error).__name__}: {error}") from error
+        return [one if isinstance(one, UserError) else completion_to_json(one) for one in outcomes]
 
     def stream_uncached(self, call: PreparedRequest) -> Generator[Delta, None, CompletionFields]:
         """See `SampledModel.stream_uncached`."""
-        return completion_to_json((yield from self.model.stream(call.request)))
-
-
-class _CacheWriter:
-    """Stores answers of one model, those of an iteration of the event loop in one transaction."""
-
-    def __init__(self, model: SampledModel) -> None:
-        self._model = model
-        self._pending: dict[str, Any] = {}
-
-    async def store(self, answers: dict[str, CompletionFields]) -> dict[str, CompletionFields]:
-        """Store answers, and return the stored ones: another process's if written before.
-
-        Raises:
-            UserError: They could not be written.
-        """
-        if not answers:
-            return {}
-        if not self._pending:
-            self._pending = {}
-            asyncio.get_running_loop().call_soon(self._write, self._pending)
-        batch = self._pending
-        batch |= answers
-        # `_write` was scheduled before this, so it has run when the loop comes back.
-        await asyncio.sleep(0)
-        if isinstance(failed := batch.get(""), UserError):
-            raise failed
-        return batch
-
-    def _write(self, batch: dict[str, Any]) -> None:
-        """Store a batch, and replace its values by the stored ones."""
-        self._pending = {}
-        assert self._model.cache
-        try:
-            batch |= self._model.cache.put_many(batch, self._model.cache_label, completion_fields)
-        except UserError as error:
-            batch[""] = error
+        request = replace(call.request, stop_check=None)
+        return completion_to_json((yield from self.model.stream(request)))
 
 
 MAX_FAILURES_IN_ROW = 3
@@ -318,7 +276,6 @@ class _Waiting:
     outcomes: list[Any]
     missing: int
     done: "asyncio.Future[list[Outcome]]"
-    first: bool
 
     def deliver(self, index: int, outcome: Outcome) -> None:
         self.outcomes[index] = outcome
@@ -332,9 +289,12 @@ class _Item:
     """A sample in a model's queue.
 
     Attributes:
+        first: Whether it precedes those that wait already.
         sampler: The sampler that requests it.
+        waiting: Calls of this sampler's `sample` that want it, each with its index there.
+        followers: Called with the outcome for other samplers, or with `None` if this one was
+            closed before.
         sent: Whether it has left the queue.
-        followers: Called with the outcome, or `None` if the sampler was closed before.
     """
 
     key: Key
@@ -342,8 +302,9 @@ class _Item:
     sample: int
     first: bool
     sampler: "Sampler"
+    waiting: list[tuple[_Waiting, int]]
+    followers: list[Callable[[Outcome | None], None]] = field(default_factory=list)
     sent: bool = False
-    followers: list[Callable[[Outcome | None], None]] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -353,6 +314,7 @@ class ModelQueue:
     Attributes:
         model: The model.
         waiting: Samples in the order of sending.
+        unstored: Answers that are neither stored nor delivered yet.
         active: Number of batches under way.
         last: Time of the last answer, as `time.monotonic` returns it.
         failures: Number of failures since then.
@@ -360,8 +322,8 @@ class ModelQueue:
     """
 
     model: SampledModel
-    writer: _CacheWriter
     waiting: deque[_Item] = field(default_factory=deque)
+    unstored: list[tuple[_Item, CompletionFields]] = field(default_factory=list)
     active: int = 0
     last: float = 0.0
     failures: int = 0
@@ -409,11 +371,10 @@ class Sampler:
     def __init__(self, limit: int | None = None, probe: bool = False, stop: bool = False) -> None:
         self.limit, self.probe, self.stop = limit or sys.maxsize, probe, stop
         self.active = self.received = self.failed = 0
-        self._queues: dict[int, ModelQueue] = {}
-        self._wanted: dict[Key, list[tuple[_Waiting, int]]] = {}
-        self._new: list[tuple[PreparedRequest, int, _Waiting, int]] = []
+        self._queues: dict[SampledModel, ModelQueue] = {}
+        self._wanted: dict[Key, _Item] = {}
+        self._new: list[tuple[Sample, _Waiting, int, bool]] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._flights: dict[Key, _Item] = {}
         self._outer = _answering.get()
         self._outer_samplers = {item.sampler for item in self._outer}
         self._waits: set[_Waiting] = set()
@@ -424,9 +385,6 @@ class Sampler:
 
     def on_start(self) -> None:
         """Do something before the first request is sent; not called if all answers are cached."""
-
-    def on_first_answer(self, model: SampledModel) -> None:
-        """Note that a model has answered for the first time."""
 
     def on_give_up(self, model: SampledModel, error: RequestError) -> None:
         """Note that a model gets no further requests."""
@@ -444,8 +402,10 @@ class Sampler:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for key in list(self._flights):
-            self._end_flight(key, None)
+        for queue in self._queues.values():
+            self._store(queue)
+        for item in self._wanted.values():
+            self._end_flight(item, None)
         await self._stack.aclose()
 
     async def sample(self, samples: Sequence[Sample], first: bool = False) -> list[Outcome]:
@@ -461,58 +421,59 @@ class Sampler:
         if not samples:
             return []
         done: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().create_future()
-        waiting = _Waiting([None] * len(samples), len(samples), done, first)
+        waiting = _Waiting([None] * len(samples), len(samples), done)
         if not self._new:
             # Calls of one iteration of the loop are looked up together.
-            asyncio.get_running_loop().call_soon(self._look_up)
-        self._new += [(call, n, waiting, index) for index, (call, n) in enumerate(samples)]
+            self._call_soon(self._look_up)
+        self._new += [(one, waiting, index, first) for index, one in enumerate(samples)]
         self._waits.add(waiting)
         try:
             return await done
         finally:
             self._waits.discard(waiting)
 
+    def _call_soon(self, function: Callable[..., None], *args: Any) -> None:
+        """Call a function in the next iteration of the loop; its errors are those of `sample`."""
+
+        def call() -> None:
+            try:
+                function(*args)
+            except BaseException as error:
+                self._fail(error)
+
+        asyncio.get_running_loop().call_soon(call)
+
     def _look_up(self) -> None:
         """Deliver cached samples, and queue the others."""
         new, self._new = self._new, []
-        sought: dict[int, dict[Key, _Item]] = {}
-        for call, sample, waiting, index in new:
-            model = call.model
-            key = (model.cache or waiting, sample_key(call, sample))
-            wanted = self._wanted.get(key)
-            if wanted is not None:
-                wanted.append((waiting, index))
+        sought: dict[SampledModel, list[_Item]] = {}
+        for (call, sample), waiting, index, first in new:
+            key = (call.model.cache or waiting, sample_key(call, sample))
+            if item := self._wanted.get(key):
+                item.waiting.append((waiting, index))
                 continue
-            self._wanted[key] = [(waiting, index)]
-            item = _Item(key, call, 0 if call.equal else sample, waiting.first, self)
-            sought.setdefault(id(model), {})[key] = item
-        for items in sought.values():
-            self._look_up_model(items)
-        self._dispatch()
-
-    def _look_up_model(self, items: dict[Key, _Item]) -> None:
-        model = next(iter(items.values())).call.model
-        cached: dict[str, CompletionFields] = {}
-        if model.cache:
+            number = 0 if call.equal else sample
+            item = _Item(key, call, number, first, self, [(waiting, index)])
+            self._wanted[key] = item
+            sought.setdefault(call.model, []).append(item)
+        for model, items in sought.items():
+            cached: dict[str, CompletionFields] = {}
             try:
-                cached = model.cache.get([name for _, name in items], completion_fields)
+                if model.cache:
+                    cached = model.cache.get([item.key[1] for item in items], completion_fields)
             except UserError as error:
-                for key in items:
-                    self._deliver(key, error)
-                return
-        missing = []
-        for key, item in items.items():
-            if (answer := cached.get(key[1])) is None:
-                missing.append(item)
-            else:
-                self._deliver(key, model.build_completion(answer, cached=True))
-        if missing:
-            self._enqueue(self._queue_of(model), missing)
-
-    def _queue_of(self, model: SampledModel) -> ModelQueue:
-        if id(model) not in self._queues:
-            self._queues[id(model)] = ModelQueue(model, _CacheWriter(model))
-        return self._queues[id(model)]
+                for item in items:
+                    self._deliver(item, error)
+                continue
+            missing = []
+            for item in items:
+                if (answer := cached.get(item.key[1])) is None:
+                    missing.append(item)
+                else:
+                    self._deliver(item, model.build_completion(answer, cached=True))
+            if missing:
+                self._enqueue(self._queues.setdefault(model, ModelQueue(model)), missing)
+        self._dispatch()
 
     def _enqueue(self, queue: ModelQueue, items: Sequence[_Item]) -> None:
         """Queue samples, except those that another sampler is about to request."""
@@ -520,14 +481,13 @@ class Sampler:
         for item in items:
             flight = _in_flight.get(item.key) if queue.model.cache else None
             if queue.error:
-                self._deliver(item.key, queue.error)
+                self._deliver(item, queue.error)
             elif flight and self._may_await(flight):
-                flight.followers = flight.followers or []
                 flight.followers.append(partial(self._on_flight_done, queue, item))
             else:
                 mine.append(item)
                 if queue.model.cache and not flight:
-                    self._flights[item.key] = _in_flight[item.key] = item
+                    _in_flight[item.key] = item
         queue.waiting.extend(_group([item for item in mine if not item.first]))
         queue.waiting.extendleft(reversed(_group([item for item in mine if item.first])))
 
@@ -546,51 +506,28 @@ class Sampler:
         if item.key not in self._wanted or self._closed:
             return
         if outcome is not None:
-            self._deliver(item.key, outcome)
+            self._deliver(item, outcome)
             return
         self._enqueue(queue, [item])
         self._dispatch()
 
-    def _end_flight(self, key: Key, outcome: Outcome | None) -> None:
+    def _end_flight(self, item: _Item, outcome: Outcome | None) -> None:
         """Pass an outcome on to other samplers; without one they request the sample themselves."""
-        del _in_flight[key]
-        for follow in self._flights.pop(key).followers or ():
-            follow(outcome)
+        if _in_flight.get(item.key) is item:
+            del _in_flight[item.key]
+            for follow in item.followers:
+                follow(outcome)
 
-    def _deliver(self, key: Key, outcome: Outcome) -> None:
+    def _deliver(self, item: _Item, outcome: Outcome) -> None:
         self.received += 1
-        self.failed += isinstance(outcome, UserError)
-        if self.stop and isinstance(outcome, UserError):
-            self._fail(outcome)
-        for waiting, index in self._wanted.pop(key):
+        if isinstance(outcome, UserError):
+            self.failed += 1
+            if self.stop:
+                self._fail(outcome)
+        del self._wanted[item.key]
+        for waiting, index in item.waiting:
             waiting.deliver(index, outcome)
-        if key in self._flights:
-            self._end_flight(key, outcome)
-
-    def _dispatch(self) -> None:
-        """Start as many batches as allowed, in turn over all models."""
-        while self.active < self.limit and not self._failed:
-            ready = [one for one in self._queues.values() if one.can_start(self.probe)]
-            if not ready:
-                return
-            if not self._started:
-                self._started = True
-                self.on_start()
-            for queue in ready[: self.limit - self.active]:
-                # Moved to the end, so that the first model does not get every free place.
-                self._queues[id(queue.model)] = self._queues.pop(id(queue.model))
-                self._start(queue)
-
-    def _start(self, queue: ModelQueue) -> None:
-        queue.active, self.active = queue.active + 1, self.active + 1
-        task = asyncio.get_running_loop().create_task(self._work(queue, queue.next_batch()))
-        self._tasks.add(task)
-        task.add_done_callback(self._on_task_done)
-
-    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()):
-            self._fail(error)
+        self._end_flight(item, outcome)
 
     def _fail(self, error: BaseException) -> None:
         """Raise an error in all calls of `sample`, and send nothing more."""
@@ -599,65 +536,97 @@ class Sampler:
             if not waiting.done.done():
                 waiting.done.set_exception(error)
 
+    def _list_ready(self) -> list[ModelQueue]:
+        return [one for one in self._queues.values() if one.can_start(self.probe)]
+
+    def _dispatch(self) -> None:
+        """Start as many batches as allowed, in turn over all models."""
+        while self.active < self.limit and not self._failed and (ready := self._list_ready()):
+            if not self._started:
+                self._started = True
+                self.on_start()
+            for queue in ready[: self.limit - self.active]:
+                # Moved to the end, so that the first model does not get every free place.
+                self._queues[queue.model] = self._queues.pop(queue.model)
+                work = self._work(queue, self._take_batch(queue))
+                task = asyncio.get_running_loop().create_task(work)
+                self._tasks.add(task)
+                task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):
+            self._fail(error)
+
+    def _take_batch(self, queue: ModelQueue) -> list[_Item]:
+        queue.active, self.active = queue.active + 1, self.active + 1
+        batch = queue.next_batch()
+        for item in batch:
+            item.sent = True
+        return batch
+
     async def _work(self, queue: ModelQueue, batch: list[_Item]) -> None:
         """Send a batch, and then those that may follow it at once."""
         while True:
             await self._run_batch(queue, batch)
             queue.active, self.active = queue.active - 1, self.active - 1
-            if self._new or self._failed or self.active >= self.limit:
+            if self._new or self._failed or self._list_ready() != [queue]:
                 break
-            ready = [one for one in self._queues.values() if one.can_start(self.probe)]
-            if ready != [queue]:
-                break
-            queue.active, self.active = queue.active + 1, self.active + 1
-            batch = queue.next_batch()
+            batch = self._take_batch(queue)
         self._dispatch()
 
     async def _run_batch(self, queue: ModelQueue, batch: list[_Item]) -> None:
         began = time.monotonic()
-        for item in batch:
-            item.sent = True
         _answering.set((*self._outer, *batch))
-        outcomes = await self._send_batch(queue, batch)
-        failed: UserError | None = None
-        for item, outcome in zip(batch, outcomes, strict=False):
-            if not isinstance(outcome, UserError):
-                self._count_answer(queue)
-            elif outcome is not failed:  # a failed request for several samples counts once
-                self._count_failure(queue, outcome, began)
-                failed = outcome
-            self._deliver(item.key, outcome)
-        queue.waiting.extendleft(reversed(batch[len(outcomes) :]))
-        while queue.error and queue.waiting:
-            self._deliver(queue.waiting.popleft().key, queue.error)
-
-    async def _send_batch(self, queue: ModelQueue, batch: list[_Item]) -> list[Outcome]:
-        """Send a batch and store its answers."""
-        model = queue.model
+        answers: Sequence[CompletionFields | UserError]
         try:
             send = queue.send or await self._open(queue)
             answers = await send([(item.call, item.sample) for item in batch])
         except UserError as error:
-            return [error] * len(batch)
-        found = list(zip(batch, answers, strict=False))
+            answers = [error] * len(batch)
+        if len(answers) < len(batch):
+            queue.waiting.extendleft(reversed(batch[len(answers) :]))
+        failed: UserError | None = None
+        for item, answer in zip(batch, answers, strict=False):
+            if not isinstance(answer, UserError):
+                self._count_answer(queue)
+                if not queue.unstored:
+                    # The answers of one iteration of the loop are stored in one transaction.
+                    self._call_soon(self._store, queue)
+                queue.unstored.append((item, answer))
+                continue
+            if answer is not failed:  # a failed request for several samples counts once
+                self._count_failure(queue, answer, began)
+                failed = answer
+            self._deliver(item, answer)
+
+    def _store(self, queue: ModelQueue) -> None:
+        """Store and deliver answers; the stored one is another process's if written before."""
+        found, queue.unstored = queue.unstored, []
+        model = queue.model
         stored: dict[str, CompletionFields] = {}
-        if model.cache:
-            complete = {
-                item.key[1]: answer
-                for item, answer in found
-                if not isinstance(answer, UserError) and model.is_complete(item.call, answer)
-            }
-            try:
-                stored = await queue.writer.store(complete)
-            except UserError as error:  # further answers would be lost as well
-                queue.error = error
-                return [error] * len(batch)
-        return [
-            answer
-            if isinstance(answer, UserError)
-            else model.build_completion(stored.get(item.key[1], answer), cached=False)
+        complete = {
+            item.key[1]: answer
             for item, answer in found
-        ]
+            if model.cache and model.is_complete(item.call, answer)
+        }
+        try:
+            if model.cache and complete:
+                stored = model.cache.put_many(complete, model.cache_label, completion_fields)
+        except UserError as error:  # further answers would be lost as well
+            for item, _ in found:
+                self._deliver(item, error)
+            self._close_queue(queue, error)
+            return
+        for item, answer in found:
+            answer = stored.get(item.key[1], answer)
+            self._deliver(item, model.build_completion(answer, cached=False))
+
+    def _close_queue(self, queue: ModelQueue, error: UserError) -> None:
+        """Send no more requests to a model."""
+        queue.error = error
+        while queue.waiting:
+            self._deliver(queue.waiting.popleft(), error)
 
     async def _open(self, queue: ModelQueue) -> Send:
         """Open the model's session, once."""
@@ -667,17 +636,15 @@ class Sampler:
             if queue.send is None:
                 try:
                     session = queue.model.open_session()
-                    send: Send = await self._stack.enter_async_context(session)
+                    queue.send = await self._stack.enter_async_context(session)
                 except UserError as error:
-                    queue.error = error
+                    self._close_queue(queue, error)
                     raise
-                queue.send = send
-            return queue.send
+            return queue.send  # type: ignore[return-value]
 
     def _count_answer(self, queue: ModelQueue) -> None:
-        if not queue.model.answered:
-            self.on_first_answer(queue.model)
-            asyncio.get_running_loop().call_soon(self._dispatch)  # more than one may be sent now
+        if not queue.model.answered and self.probe:
+            self._call_soon(self._dispatch)  # more than one may be sent now
         queue.model.answered, queue.last, queue.failures = True, time.monotonic(), 0
 
     def _count_failure(self, queue: ModelQueue, error: UserError, began: float) -> None:
@@ -688,7 +655,8 @@ class Sampler:
         unreachable = isinstance(error, ConnectionFailed) and not queue.last
         hopeless = queue.failures >= MAX_FAILURES_IN_ROW or unreachable
         if error.general or (error.passing and queue.last < began and hopeless):
-            queue.error, queue.model.answered = error, False
+            queue.model.answered = False
+            self._close_queue(queue, error)
             self.on_give_up(queue.model, error)
         elif not error.passing:
             queue.model.answered = True  # it refuses this request, but is there

@@ -7,10 +7,9 @@ The first line of a run is a header, {"run", "time", "about"}; every other line 
 
 import errno
 import json
-import logging
 import os
 import uuid
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,7 @@ from typing import Any
 from swarm._util.files import private
 from swarm._util.secrets import clean
 from swarm.errors import UserError
-from swarm.models.base import (
-    Completion,
-    Delta,
-    Model,
-    Request,
-    completion_to_json,
-    request_to_json,
-)
-
-log = logging.getLogger(__name__)
+from swarm.models.base import Completion, Request, Stream, completion_to_json, request_to_json
 
 
 class Trace:
@@ -66,6 +56,18 @@ class Trace:
         else:
             self._append_record({**record, "answer": completion_to_json(outcome)})
 
+    def record_stream(self, call: Mapping[str, Any], request: Request, stream: Stream) -> Stream:
+        """Pass on a stream and append its call; closing early appends an error."""
+        outcome: Completion | UserError = UserError("closed before its end")
+        try:
+            outcome = completion = yield from stream
+        except UserError as error:
+            outcome = error
+            raise
+        finally:
+            self.add_call(call, request, outcome)
+        return completion
+
     def _append_record(self, record: Mapping[str, Any], first: bool = False) -> None:
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         data = (json.dumps(clean({"run": self.run, "time": now, **record})) + "\n").encode()
@@ -92,56 +94,3 @@ def _has_partial_line(path: Path) -> bool:
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read() != b"\n"
-
-
-class TracingModel(Model):
-    """A model whose calls are all added to a trace.
-
-    Args:
-        model: The model that answers.
-        name: Its name in the trace.
-        trace: The trace.
-        call: Further information about the model for the trace.
-    """
-
-    def __init__(
-        self, model: Model, name: str, trace: Trace, call: Mapping[str, Any] | None = None
-    ) -> None:
-        self.model, self.name, self.trace = model, name, trace
-        self.call = {"name": name, **(call or {})}
-
-    @property
-    def prompt_form(self) -> str | None:
-        """See `Model.prompt_form`."""
-        return self.model.prompt_form
-
-    def check(self) -> None:
-        """See `Model.check`."""
-        self.model.check()
-
-    def open(self, device: str) -> None:
-        """See `Model.open`."""
-        self.model.open(device)
-
-    def fingerprint(self) -> Any:
-        """See `Model.fingerprint`."""
-        return self.model.fingerprint()
-
-    def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
-        """See `Model.generate_each`; if a request fails, the others are traced too."""
-        answers = self.model.generate_each(requests)
-        for request, one in zip(requests, answers, strict=True):
-            self.trace.add_call(self.call, request, one)
-        return answers
-
-    def stream(self, request: Request) -> Generator[Delta, None, Completion]:
-        """See `Model.stream`; closing early adds an error."""
-        outcome: Completion | UserError = UserError("closed before its end")
-        try:
-            outcome = completion = yield from self.model.stream(request)
-        except UserError as error:
-            outcome = error
-            raise
-        finally:
-            self.trace.add_call(self.call, request, outcome)
-        return completion

@@ -7,14 +7,16 @@ import json
 import os
 import re
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from swarm.errors import UserError
 from swarm.models.http_errors import (
     ConnectionFailed,
+    MalformedResponse,
     RequestError,
     RequestTimeout,
     ServerFault,
@@ -24,7 +26,11 @@ from swarm.models.http_errors import (
 from swarm.models.rate_limit import Limits
 
 if TYPE_CHECKING:
-    import aiohttp
+    from aiohttp import ClientResponse, ClientSession
+
+T = TypeVar("T")
+P = TypeVar("P")
+P_co = TypeVar("P_co", covariant=True)
 
 
 def validate_url(url: object) -> str:
@@ -114,13 +120,6 @@ def proxy_for(url: str) -> str | None:
 LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
-class ServerSentEvent(NamedTuple):
-    """One server-sent event: its name, empty if it has none, and its data."""
-
-    name: str
-    data: str
-
-
 class EventStreamParser:
     """Incremental parser of server-sent events (WHATWG HTML, 9.2.6).
 
@@ -134,8 +133,8 @@ class EventStreamParser:
         self._name = ""
         self._data: list[str] = []
 
-    def feed(self, chunk: bytes) -> Iterator[ServerSentEvent]:
-        """Yield the events completed by this chunk, which may be cut at any byte."""
+    def feed(self, chunk: bytes) -> Iterator[tuple[str, str]]:
+        """Yield name and data of each event completed by a chunk, which may be cut at any byte."""
         self.pending += len(chunk)
         held = self._parts[-1:] and self._parts[-1].endswith(b"\r")
         self._parts.append(chunk)
@@ -147,28 +146,38 @@ class EventStreamParser:
         *lines, rest = LINE_END.split(buffer[:complete_length])
         self._parts = [rest + buffer[complete_length:]]
         for line in lines:
-            yield from self._parse_line(line.decode("utf-8", "replace").removeprefix("\ufeff"))
+            field, _, value = line.decode("utf-8", "replace").removeprefix("\ufeff").partition(":")
+            if field == "data":
+                self._data.append(value.removeprefix(" "))
+            elif field == "event":
+                self._name = value.removeprefix(" ")
+            elif not line:
+                if self._data:
+                    yield self._name, "\n".join(self._data)
+                self._name, self._data = "", []
         if not self._data:
             self.pending = len(self._parts[0])
 
-    def flush_pending(self) -> Iterator[ServerSentEvent]:
-        """Yield the last event; some servers omit the empty line after it."""
-        return self.feed(b"\n\n")
 
-    def _parse_line(self, line: str) -> Iterator[ServerSentEvent]:
-        if not line:
-            if self._data:
-                yield ServerSentEvent(self._name, "\n".join(self._data))
-            self._name, self._data = "", []
-        field, _, value = line.partition(":")
-        if field == "data":
-            self._data.append(value.removeprefix(" "))
-        elif field == "event":
-            self._name = value.removeprefix(" ")
+class StreamParser(Protocol[P_co]):
+    """Turns the events of a stream into pieces."""
+
+    @property
+    def is_complete(self) -> bool:
+        """True if the answer is complete even if the connection ends now."""
+
+    def parse_event(self, content: Any) -> Sequence[P_co]:
+        """Return the pieces in one event; raise `ValueError` or similar if it is malformed."""
+
+    def finish(self) -> tuple[Sequence[P_co], Any]:
+        """Return the pieces held back until the end, and the equivalent non-streamed response."""
 
 
 MAX_BODY_BYTES, MAX_EVENT_BYTES, MAX_STREAM_BYTES = 64 * 2**20, 16 * 2**20, 2**30
 """Maximum size of a response, of one event of a stream, and of a stream; uncompressed."""
+
+MIN_KEY_LENGTH = 8
+"""Minimum length of keys to redact; shorter ones would match ordinary text."""
 
 _encode_json = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -178,24 +187,38 @@ def encode_body(body: Any) -> bytes:
     return _encode_json(body).encode("utf-8", "replace")
 
 
-MIN_KEY_LENGTH = 8
-"""Minimum length of keys to redact; shorter ones would match ordinary text."""
+class Call(NamedTuple):
+    """One request.
+
+    Attributes:
+        body: JSON request body.
+        tokens: Estimated number of tokens; for `Limits.tokens_per_minute`.
+        timeout: Seconds for the answer including retries, from when the client's limits let it
+            start; `None`: only `Limits.timeout` and `Limits.retries` bound it.
+        data: The body in its encoded form, if several calls share it; `None`: not encoded yet.
+    """
+
+    body: Any
+    tokens: float = 0.0
+    timeout: float | None = None
+    data: bytes | None = None
 
 
 @dataclass(frozen=True)
-class HttpTransport:
+class HttpConnections:
     """Posts bodies to a URL.
 
     Attributes:
         session: Session with the key in its headers, and the timeouts.
         label: The server's name in messages.
         url, proxy: URL, and the proxy to use.
-        key: Key to redact from messages and answers.
+        key: Key to redact from messages and answers, which a server may repeat; it must not be
+            stored anywhere.
         api_key_env: Environment variable of the key, for messages.
         limits: For messages.
     """
 
-    session: "aiohttp.ClientSession"
+    session: "ClientSession"
     label: str
     url: str
     proxy: str | None
@@ -203,52 +226,90 @@ class HttpTransport:
     api_key_env: str | None
     limits: Limits
 
-    @property
-    def started(self) -> bool:
-        """Always False: an answer arrives in one piece."""
-        return False
-
-    def redact_key(self, content: Any) -> Any:
-        """Return the JSON value with the key redacted."""
-        text = json.dumps(content)
-        cleaned = self._redact_text(text)
-        return content if cleaned == text else json.loads(cleaned)
-
-    async def __call__(self, body: Any) -> Any:
-        """Return the server's JSON response to this body, which may be encoded already.
+    async def post(self, call: Call, emit: object = None) -> Any:
+        """Return the server's JSON response.
 
         Raises:
             RequestError: The request failed; the class gives the kind of failure.
         """
-        import aiohttp
+        return await self._exchange(call, self._read_response)
+
+    async def stream(
+        self, parser_class: Callable[[], StreamParser[P]], call: Call, emit: Callable[[P], None]
+    ) -> Any:
+        """Emit the pieces of an answer as they arrive, and return the complete response.
+
+        Raises:
+            RequestError: The request failed or the answer was cut off.
+        """
+        parser = parser_class()
+
+        def take(content: Any) -> None:
+            for piece in parse_response(self.label, content, partial(parser.parse_event, content)):
+                emit(piece)
 
         try:
-            async with self._send(body) as response:
-                raw = await self._read_body(response.content.iter_any())
+            complete = await self._exchange(call, partial(self._read_events, take))
+        except (ConnectionFailed, RequestTimeout):
+            if not parser.is_complete:
+                raise
+        else:
+            if not (complete or parser.is_complete):
+                raise ServerFault(
+                    f"{self.label}: the connection closed before the response was complete"
+                )
+        pieces, response = parser.finish()
+        for piece in pieces:
+            emit(piece)
+        # Redact again: a key split over two events is visible only here.
+        text = json.dumps(response)
+        cleaned = self._redact(text)
+        return response if cleaned == text else json.loads(cleaned)
+
+    async def _exchange(self, call: Call, read: Callable[["ClientResponse"], Awaitable[T]]) -> T:
+        import aiohttp
+
+        data = encode_body(call.body) if call.data is None else call.data
+        try:
+            async with self.session.post(
+                self.url, data=data, proxy=self.proxy, allow_redirects=False
+            ) as response:
+                return await read(response)
         except (aiohttp.ClientError, OSError) as error:
             raise self._connection_error(error) from None
-        return self._parse_response(response, raw)
 
-    async def stream_events(self, body: Any, take: Callable[[Any], None]) -> bool:
+    async def _read_response(
+        self,
+        response: "ClientResponse",
+        chunks: AsyncIterator[bytes] | None = None,
+        first: bytes = b"",
+    ) -> Any:
+        """Read and parse the body of a response, after its first part.
+
+        Raises:
+            RequestError: It is an error, or not JSON.
+        """
+        raw = bytearray(first)
+        async for chunk in chunks or response.content.iter_any():
+            raw += chunk
+            self._check_size("the response", len(raw), MAX_BODY_BYTES)
+        text = self._redact(raw.decode("utf-8", "replace"))
+        if response.status < 300:
+            return self._parse_json("the response", text)
+        try:
+            content = self._parse_json("", text)
+        except ServerFault:
+            content = text
+        names = ("Retry-After", "Retry-After-Ms", "Location")
+        headers = {name: self._redact(response.headers.get(name, "")) for name in names}
+        raise error_from_response(self.label, response.status, headers, content, self.api_key_env)
+
+    async def _read_events(self, take: Callable[[Any], None], response: "ClientResponse") -> bool:
         """Pass on the JSON of each event, or of the response if it is not a stream.
 
         Returns:
             True if the server marked the end of the stream.
-
-        Raises:
-            RequestError: See `__call__`.
         """
-        import aiohttp
-
-        try:
-            async with self._send(body) as response:
-                return await self._read_events(response, take)
-        except (aiohttp.ClientError, OSError) as error:
-            raise self._connection_error(error) from None
-
-    async def _read_events(
-        self, response: "aiohttp.ClientResponse", take: Callable[[Any], None]
-    ) -> bool:
         events, chunks = EventStreamParser(), self._count_chunks(response)
         first = b""
         async for first in chunks:
@@ -256,7 +317,7 @@ class HttpTransport:
                 break
         # No line of an event stream begins with a brace.
         if response.status >= 300 or first.lstrip().startswith(b"{"):
-            take(self._parse_response(response, await self._read_body(chunks, first)))
+            take(await self._read_response(response, chunks, first))
             return True
         if self._dispatch_events(events.feed(first), take):
             return True
@@ -264,21 +325,26 @@ class HttpTransport:
             if self._dispatch_events(events.feed(chunk), take):
                 return True
             self._check_size("an event", events.pending, MAX_EVENT_BYTES)
-        return self._dispatch_events(events.flush_pending(), take)
+        # Some servers omit the empty line after the last event.
+        return self._dispatch_events(events.feed(b"\n\n"), take)
 
-    async def _read_body(self, chunks: AsyncIterator[bytes], first: bytes = b"") -> bytearray:
-        body = bytearray(first)
-        async for chunk in chunks:
-            body += chunk
-            self._check_size("the response", len(body), MAX_BODY_BYTES)
-        return body
-
-    async def _count_chunks(self, response: "aiohttp.ClientResponse") -> AsyncIterator[bytes]:
+    async def _count_chunks(self, response: "ClientResponse") -> AsyncIterator[bytes]:
         size = 0
         async for chunk in response.content.iter_any():
             size += len(chunk)
             self._check_size("the stream", size, MAX_STREAM_BYTES)
             yield chunk
+
+    def _dispatch_events(
+        self, events: Iterator[tuple[str, str]], take: Callable[[Any], None]
+    ) -> bool:
+        """Pass on the events; return True at the end marker."""
+        for name, data in events:
+            if data.strip() == "[DONE]":
+                return True
+            content = self._parse_json("an event", self._redact(data))
+            take({"error": content} if name == "error" else content)
+        return False
 
     def _check_size(self, part: str, size: int, limit: int) -> None:
         """Raise an error, which is not retried, if a part of a response is above its limit."""
@@ -287,24 +353,16 @@ class HttpTransport:
             error.passing = False
             raise error
 
-    def _dispatch_events(
-        self, events: Iterable[ServerSentEvent], take: Callable[[Any], None]
-    ) -> bool:
-        """Pass on the events; return True at the end marker."""
-        for event in events:
-            if event.data.strip() == "[DONE]":
-                return True
-            text = self._redact_text(event.data)
-            content, is_json = try_parse_json(text)
-            if not is_json:
-                raise ServerFault(f"{self.label}: an event is not JSON: {to_one_line(text)}")
-            take({"error": content} if event.name == "error" else content)
-        return False
+    def _parse_json(self, part: str, text: str) -> Any:
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError):
+            raise ServerFault(f"{self.label}: {part} is not JSON: {to_one_line(text)}") from None
 
-    def _send(self, body: Any) -> Any:
-        """Return the response as a context manager."""
-        data = body if isinstance(body, bytes) else encode_body(body)
-        return self.session.post(self.url, data=data, proxy=self.proxy, allow_redirects=False)
+    def _redact(self, text: str) -> str:
+        if self.key is None or len(self.key) < MIN_KEY_LENGTH:
+            return text
+        return text.replace(self.key, "***")
 
     def _connection_error(self, error: Exception) -> RequestError:
         """Return the error for a failed connection."""
@@ -316,43 +374,10 @@ class HttpTransport:
         if isinstance(error, TimeoutError):
             timeout = f"{self.limits.timeout:g} s (limits.timeout)"
             return RequestTimeout(f"{self.label}: no response within {timeout}")
-        description = to_one_line(self._redact_text(describe_connection_error(error)))
+        words = to_one_line(self._redact(describe_connection_error(error)))
         if isinstance(error, aiohttp.ClientConnectorError):
-            description += " (is the server running, and is this its URL?)"
-        return ConnectionFailed(f"{self.label}: the connection failed: {description}")
-
-    def _parse_response(self, response: "aiohttp.ClientResponse", raw: bytearray) -> Any:
-        """Parse the body of a response.
-
-        Raises:
-            RequestError: It is an error, or not JSON.
-        """
-        text = self._redact_text(raw.decode("utf-8", "replace"))
-        content, is_json = try_parse_json(text)
-        if response.status >= 300:
-            names = ("Retry-After", "Retry-After-Ms", "Location")
-            known = {name: response.headers.get(name, "") for name in names}
-            headers = {name: self._redact_text(value) for name, value in known.items()}
-            raise error_from_response(
-                self.label, response.status, headers, content, self.api_key_env
-            )
-        if not is_json:
-            raise ServerFault(f"{self.label}: the response is not JSON: {to_one_line(text)}")
-        return content
-
-    def _redact_text(self, text: str) -> str:
-        """Redact the key, which a server may repeat; it must not be stored anywhere."""
-        if self.key is None or len(self.key) < MIN_KEY_LENGTH:
-            return text
-        return text.replace(self.key, "***")
-
-
-def try_parse_json(text: str) -> tuple[Any, bool]:
-    """Parse JSON, or return the text itself; and whether it is JSON."""
-    try:
-        return json.loads(text), True
-    except (ValueError, RecursionError):
-        return text, False
+            words += " (is the server running, and is this its URL?)"
+        return ConnectionFailed(f"{self.label}: the connection failed: {words}")
 
 
 def describe_connection_error(error: Exception) -> str:
@@ -364,3 +389,19 @@ def describe_connection_error(error: Exception) -> str:
     if isinstance(error, aiohttp.InvalidURL):
         return "the URL, or the proxy's, is not valid"
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def parse_response(label: str, content: Any, parse: Callable[[], T]) -> T:
+    """Apply a parser to a server's response.
+
+    Raises:
+        ServerFault: It cannot be parsed. The message is the parser's (`MalformedResponse`) or shows
+            the content.
+    """
+    try:
+        return parse()
+    except MalformedResponse as error:
+        words = to_one_line(str(error))
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
+        words = f"unexpected form: {to_one_line(json.dumps(content, ensure_ascii=False))}"
+    raise ServerFault(f"{label}: invalid response: {words}")

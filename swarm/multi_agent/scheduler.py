@@ -15,8 +15,8 @@ from swarm.models.base import (
     Usage,
     compute_cost,
 )
-from swarm.models.openai_protocol import CHARS_PER_TOKEN
-from swarm.models.trace import Trace, TracingModel
+from swarm.models.openai import CHARS_PER_TOKEN
+from swarm.models.trace import Trace
 from swarm.multi_agent.types import AgentAnswer, AgentSpec, CallStarted, OnEvent, Transcript
 
 S = TypeVar("S", bound=Transcript)
@@ -172,10 +172,9 @@ def _stream_call(
 ) -> Generator[Delta, None, AgentAnswer]:
     """Stream one call; a failure before the first text is returned as a failed answer."""
     on_event(0, call.started_event)
-    model = call.slot.model
+    pieces = call.slot.model.stream(call.request)
     if trace:
-        model = TracingModel(model, call.slot.name, trace, call.trace_record)
-    pieces = model.stream(call.request)
+        pieces = trace.record_stream(call.trace_record, call.request, pieces)
     started = False
     deltas: list[Delta] = []
     try:

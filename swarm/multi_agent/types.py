@@ -18,7 +18,7 @@ from swarm._util.settings import (
 )
 from swarm.errors import UserError
 from swarm.models.base import Completion, Delta, Message, Model
-from swarm.models.openai_protocol import CHARS_PER_TOKEN
+from swarm.models.openai import CHARS_PER_TOKEN
 
 
 class AgentOptions(Settings):

@@ -7,7 +7,7 @@ import hashlib
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -32,6 +32,7 @@ from swarm.models.base import (
     Request,
     Stream,
     prompt_text,
+    stable_prefix,
 )
 from swarm.pool.adapter import (
     CONFIG_FILE,
@@ -45,14 +46,13 @@ from swarm.registry.model_groups import (
     ModelGroup,
     base_from_settings,
     base_of_run,
-    best_folder,
     load_finished_run,
     model_group,
 )
 from swarm.runs.folder import RUNS_FOLDER, find_run_folders, is_run_folder
 
-ModelIndex = int | tuple[tuple[int, float], ...]
-"""A model's row among the positions; or several rows with coefficients, for a blend."""
+Mix = tuple[tuple[int, float], ...]
+"""A model as rows of the positions with coefficients: one row, or several for a blend."""
 
 BATCH_WAIT_S = 0.005
 """Seconds the first request waits for others; shorter than a token of a small model takes."""
@@ -63,15 +63,23 @@ class PendingRequest:
     """A submitted request.
 
     Attributes:
-        place: Index of the model, or of those blended.
+        mix: Its model.
         answer: Future of the completion or the error.
         abandoned: True once the caller has gone; generation then ends at the next token.
     """
 
-    place: ModelIndex
+    mix: Mix
     request: Request
     answer: "Future[Completion]" = field(default_factory=Future)
     abandoned: bool = False
+
+    def __post_init__(self) -> None:
+        decided = self.request.stop_check
+
+        def stop_check(text: str) -> bool:
+            return self.abandoned or bool(decided and decided(text))
+
+        self.request = replace(self.request, stop_check=stop_check)
 
 
 class Batcher:
@@ -121,17 +129,13 @@ class Batcher:
             self._engine = group.load(self._device, engine)
             self._positions = group.positions
 
-    def is_loaded(self, place: int) -> bool:
-        """Return whether a model is loaded."""
-        return place < len(self._positions)
+    def is_loaded(self, mix: Mix) -> bool:
+        """Return whether a model is loaded; rows are loaded in order."""
+        return max(row for row, _ in mix) < len(self._positions)
 
-    def submit_requests(
-        self, index: ModelIndex, requests: Sequence[Request]
-    ) -> list[PendingRequest]:
-        """Submit requests to loaded models; each answer arrives in its own future."""
-        pending = [PendingRequest(index, request) for request in requests]
-        for one in pending:
-            one.request = replace(one.request, stop_check=_build_stop_check(one))
+    def submit_requests(self, mix: Mix, requests: Sequence[Request]) -> list[PendingRequest]:
+        """Submit requests to a loaded model; each answer arrives in its own future."""
+        pending = [PendingRequest(mix, request) for request in requests]
         with self._gate:
             self._waiting += pending
             if pending and not self._answering:
@@ -154,10 +158,8 @@ class Batcher:
                 ready += [one for one in new if self._fits_context(one)]
                 ready = [one for one in ready if not one.abandoned]
                 if ready:
-                    chosen = select_round(ready)
-                    self._run_round(chosen)
-                    finished = {one for row in chosen for one in row}
-                    ready = [one for one in ready if one not in finished]
+                    self._run_round(select_round(ready))
+                    ready = [one for one in ready if not one.answer.done()]
 
     def _fits_context(self, one: PendingRequest) -> bool:
         """Return whether a request fits the context; otherwise set its error."""
@@ -170,11 +172,11 @@ class Batcher:
 
     def _run_round(self, chosen: Sequence[Sequence[PendingRequest]]) -> None:
         """Answer equally many requests of several models; an error is passed to all of them."""
-        positions = np.stack([self._build_position(row[0].place) for row in chosen])
+        mixes = [row[0].mix for row in chosen]
+        positions = [sum(share * self._positions[row] for row, share in mix) for mix in mixes]
+        requests = [[one.request for one in row] for row in chosen]
         try:
-            found = self._engine.generate(
-                positions, [[one.request for one in row] for row in chosen]
-            )
+            found = self._engine.generate(np.stack(positions), requests)
         except Exception as error:  # as above
             for one in (one for row in chosen for one in row):
                 one.answer.set_exception(error)
@@ -183,28 +185,16 @@ class Batcher:
             for one, completion in zip(row, completions, strict=True):
                 one.answer.set_result(completion)
 
-    def _build_position(self, index: ModelIndex) -> np.ndarray:
-        """Return the position of one model, or the weighted sum of several."""
-        parts = ((index, 1.0),) if isinstance(index, int) else index
-        found: np.ndarray = sum(share * self._positions[one] for one, share in parts)
-        return found
-
 
 def select_round(ready: Sequence[PendingRequest]) -> list[list[PendingRequest]]:
     """Select equally many requests per model, oldest first; all scored or all generated."""
     scored = bool(ready[0].request.choices)
-    rows: dict[ModelIndex, list[PendingRequest]] = {}
+    rows: dict[Mix, list[PendingRequest]] = {}
     for one in ready:
         if bool(one.request.choices) == scored:
-            rows.setdefault(one.place, []).append(one)
+            rows.setdefault(one.mix, []).append(one)
     shortest = min(map(len, rows.values()))
     return [row[:shortest] for row in rows.values()]
-
-
-def _build_stop_check(one: PendingRequest) -> Callable[[str], bool]:
-    """Return a stop check: the request's own condition, or that its caller has gone."""
-    decided = one.request.stop_check
-    return lambda text: one.abandoned or bool(decided and decided(text))
 
 
 class SharedLocalModel(Model):
@@ -219,7 +209,7 @@ class SharedLocalModel(Model):
     ) -> None:
         self.home, self.name, self.folder, self.base = home, name, folder, base
         self._batcher: Batcher | None = None
-        self._index: ModelIndex = 0
+        self._mix: Mix = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self.home.get_model, (self.name,)
@@ -235,7 +225,7 @@ class SharedLocalModel(Model):
                 group = model_group(self.folder, self.base)
                 group.check()
                 batcher = self.home.get_batcher(group.group_key)
-                self._index = batcher.add_model(group)
+                self._mix = ((batcher.add_model(group), 1.0),)
                 self._batcher = batcher
 
     def fingerprint(self) -> str:
@@ -258,12 +248,7 @@ class SharedLocalModel(Model):
     @property
     def is_loaded(self) -> bool:
         """True if it is in memory."""
-        return self._batcher is not None and self._batcher.is_loaded(self._last_index)
-
-    @property
-    def _last_index(self) -> int:
-        """Largest index it needs; indices are loaded in order."""
-        return self._index if isinstance(self._index, int) else max(self._index)[0]
+        return self._batcher is not None and self._batcher.is_loaded(self._mix)
 
     def open(self, device: str | None = None) -> None:
         """Load the model if it is not in memory.
@@ -281,8 +266,9 @@ class SharedLocalModel(Model):
 
     def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
         """See `Model.generate_each`."""
+        start = time.monotonic()
         try:
-            pending, start = self._submit_requests(requests), time.monotonic()
+            pending = self._submit_requests(requests)
         except UserError as error:
             return [error] * len(requests)
         try:
@@ -299,15 +285,14 @@ class SharedLocalModel(Model):
             texts.put(text)
             return bool(request.stop_check and request.stop_check(text))
 
-        (one,), start = (
-            self._submit_requests([replace(request, stop_check=on_text)]),
-            time.monotonic(),
-        )
+        [one] = self._submit_requests([replace(request, stop_check=on_text)])
+        start = time.monotonic()
         one.answer.add_done_callback(lambda _: texts.put(None))
         sent = ""
         try:
             while (text := _next_text(texts, _remaining_seconds(request, start))) is not None:
-                ready = stable_prefix(text, request.stop)
+                # A partial character may end the text.
+                ready = stable_prefix(text.rstrip("\ufffd"), request.stop)
                 if ready.startswith(sent) and ready != sent:
                     yield Delta(ready[len(sent) :])
                     sent = ready
@@ -325,7 +310,7 @@ class SharedLocalModel(Model):
             self.open()
         assert self._batcher is not None
         seeded = [self._with_model_seed(one) if one.temperature else one for one in requests]
-        return self._batcher.submit_requests(self._index, seeded)
+        return self._batcher.submit_requests(self._mix, seeded)
 
     def _with_model_seed(self, request: Request) -> Request:
         digest = hashlib.blake2b(f"{request.seed or 0} {self.name}".encode(), digest_size=8)
@@ -343,13 +328,6 @@ class SharedLocalModel(Model):
         return replace(answer, model=self.name, seconds=time.monotonic() - start)
 
 
-def stable_prefix(text: str, stop: Sequence[str]) -> str:
-    """Return the text without a partial character or a possible prefix of a stop string."""
-    text = text.rstrip("\ufffd")
-    overlaps = (k for one in stop for k in range(1, len(one)) if text.endswith(one[:k]))
-    return text[: len(text) - max(overlaps, default=0)]
-
-
 def _remaining_seconds(request: Request, start: float) -> float | None:
     """Return the seconds left for an answer; `None` is no limit."""
     if request.timeout is None:
@@ -365,8 +343,35 @@ def _next_text(texts: "SimpleQueue[str | None]", seconds: float | None) -> str |
         return None
 
 
-class RoutedModel(SharedLocalModel):
-    """A result with an adapter for each kind of prompt; it shares batches with the base's models.
+class CombinedModel(SharedLocalModel):
+    """Base of models that consist of other ones of the same base, whose batches they share.
+
+    Subclasses set `_parts` and the coefficients `_shares`.
+    """
+
+    _parts: list[SharedLocalModel]
+    _shares: list[float]
+
+    def check(self) -> None:
+        """Check that the parts exist and are compatible; see `SharedLocalModel.check`.
+
+        Raises:
+            UserError: They are not.
+        """
+        for part in self._parts:
+            part.check()
+        first, *others = self._parts
+        if separate := [one.name for one in others if one._batcher is not first._batcher]:
+            raise UserError(
+                f"{separate[0]} and {first.name} cannot be mixed: they are no adapters of one base"
+            )
+        shares = zip(self._parts, self._shares, strict=True)
+        self._mix = tuple((row, share) for part, share in shares for row, _ in part._mix)
+        self._batcher = first._batcher
+
+
+class RoutedModel(CombinedModel):
+    """A result with an adapter for each kind of prompt.
 
     Args:
         home, name, folder, base: See `SharedLocalModel`.
@@ -386,16 +391,7 @@ class RoutedModel(SharedLocalModel):
         super().__init__(home, name, folder, base)
         self.router = router
         self._parts = [SharedLocalModel(home, name, one, base) for one in folders]
-
-    def check(self) -> None:
-        """See `SharedLocalModel.check`."""
-        for part in self._parts:
-            part.check()
-        self._batcher = self._parts[0]._batcher
-
-    @property
-    def _last_index(self) -> int:
-        return max(part._last_index for part in self._parts)
+        self._shares = [1.0] * len(self._parts)
 
     def _submit_requests(self, requests: Sequence[Request]) -> list[PendingRequest]:
         if not self.is_loaded:
@@ -408,10 +404,10 @@ class RoutedModel(SharedLocalModel):
         return [found[i] for i in range(len(requests))]
 
 
-class BlendedModel(SharedLocalModel):
+class BlendedModel(CombinedModel):
     """A weighted sum of the experts' updates, like a position of a search in the delta space.
 
-    It shares batches with the other models of the base, and loads only experts not used before.
+    It loads only experts not used before.
 
     Args:
         home: Models to take the experts from.
@@ -424,42 +420,17 @@ class BlendedModel(SharedLocalModel):
 
     def __init__(self, home: "LocalModels", coefficients: Mapping[str, float]) -> None:
         for name, share in coefficients.items():
-            if isinstance(share, bool) or not isinstance(share, int | float):
-                raise UserError(f"{name}: {share!r} is not a coefficient; give a number")
-            if not math.isfinite(share):
-                raise UserError(f"{name}: {share} is not a coefficient; give a finite number")
+            number = isinstance(share, int | float) and not isinstance(share, bool)
+            if not number or not math.isfinite(share):
+                raise UserError(f"{name}: {share!r} is not a coefficient; give a finite number")
         self.parts = {name: float(share) for name, share in coefficients.items() if share}
-        super().__init__(
-            home, describe_position(list(self.parts), list(self.parts.values())), None, home.base
-        )
+        described = describe_position(list(self.parts), list(self.parts.values()))
+        super().__init__(home, described, None, home.base)
         self._parts = [home.get_model(name) for name in self.parts or ("base",)]
+        self._shares = list(self.parts.values()) or [1.0]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BlendedModel, (self.home, self.parts)
-
-    def check(self) -> None:
-        """Check that the experts exist and are compatible; see `SharedLocalModel.check`.
-
-        Raises:
-            UserError: They are not.
-        """
-        if self._batcher is not None:
-            return
-        for part in self._parts:
-            part.check()
-        first, *others = self._parts
-        if separate := [one.name for one in others if one._batcher is not first._batcher]:
-            raise UserError(
-                f"{separate[0]} and {first.name} cannot be mixed: they are no adapters of one base"
-            )
-        indices = [part._index for part in self._parts]
-        shares = self.parts.values() or [1.0]
-        self._index = tuple(
-            (index, share)
-            for index, share in zip(indices, shares, strict=True)
-            if isinstance(index, int)
-        )
-        self._batcher = first._batcher
 
     def fingerprint(self) -> str:
         """Return a string that depends on the weights and the coefficients."""
@@ -516,9 +487,10 @@ class LocalModels:
         if isinstance(self.given, BaseModel):
             return self.given
         if self.given:
-            return _base_from_path(str(self.given))
+            shipped = shipped_base()  # has settings of its own
+            return shipped if self.given == shipped.path else BaseModel(self.given)
         experts = self.expert_folders()
-        return _base_of_adapter(experts[0]) if experts else shipped_base()
+        return _base_of_adapter(experts[0], shipped_base()) if experts else shipped_base()
 
     def get_model(self, name: str) -> SharedLocalModel:
         """Return the model of a name, always the same instance; nothing is loaded.
@@ -528,14 +500,14 @@ class LocalModels:
         """
         with self.lock:
             if name not in self._parts:
-                self._parts[name] = self._build_model(name)
+                folder, base = self._locate_model(name)
+                routed = read_routed_adapter(folder) if folder else None
+                self._parts[name] = (
+                    RoutedModel(self, name, folder, base, *routed)
+                    if folder and routed
+                    else SharedLocalModel(self, name, folder, base)
+                )
             return self._parts[name]
-
-    def _build_model(self, name: str) -> SharedLocalModel:
-        folder, base = self._locate_model(name)
-        if folder and (routed := read_routed_adapter(folder)):
-            return RoutedModel(self, name, folder, base, *routed)
-        return SharedLocalModel(self, name, folder, base)
 
     def list_names(self) -> list[str]:
         """List the base, the pool's experts, and the runs with a best model."""
@@ -560,17 +532,15 @@ class LocalModels:
         """Return the folder of a name, `None` for the base, and its base model."""
         if name == BASE_NAME:
             return None, self.base
-        folders = [
-            folder for folder in (find_path(self.pool) / name, find_path(name)) if folder.is_dir()
-        ]
-        if not folders or not name.strip():
+        places = (find_path(self.pool) / name, find_path(name))
+        folder = next((one for one in places if one.is_dir() and name.strip()), None)
+        if folder is None:
             raise UserError(self._unknown_message(name))
-        folder = folders[0]
-        if is_run_folder(folder) or not _holds_model(folder):
-            run = load_finished_run(
-                folder, f"use its best position so far, local/{folder}/global_best"
-            )
-            return best_folder(run), self.base if self.given else base_of_run(run)
+        files = (CONFIG_FILE, ROUTER_FILE, MIXTURE_FILE, "config.json")
+        if is_run_folder(folder) or not any((folder / file).is_file() for file in files):
+            advice = f"use its best position so far, local/{folder}/global_best"
+            run = load_finished_run(folder, advice)
+            return run.path / "global_best", self.base if self.given else base_of_run(run)
         adapter = is_adapter_folder(str(folder)) or (folder / ROUTER_FILE).is_file()
         other = not self.given and adapter
         return folder, _base_of_adapter(folder, self.base) if other else self.base
@@ -593,23 +563,11 @@ def shipped_base() -> BaseModel:
     return base_from_settings(yaml.safe_load(file.read_text(encoding="utf-8")))
 
 
-def _base_from_path(path: str) -> BaseModel:
-    """Return the base in a folder or on the hub; the shipped one with its shipped settings."""
-    shipped = shipped_base()
-    return shipped if path == shipped.path else BaseModel(path)
-
-
-def _base_of_adapter(folder: Path, default: BaseModel | None = None) -> BaseModel:
+def _base_of_adapter(folder: Path, default: BaseModel) -> BaseModel:
     """Return the base named by an adapter: the usual one, or another with the same settings."""
-    default = default or shipped_base()
     routed = read_routed_adapter(folder)
     name = read_adapter(routed[1][0] if routed else folder).base_model
     known = {Path(one).name.lower() for one in (default.path, default.name) if one}
     if name is None or Path(name).name.lower() in known:
         return default
     return base_model_like(default, name)
-
-
-def _holds_model(folder: Path) -> bool:
-    files = (CONFIG_FILE, ROUTER_FILE, MIXTURE_FILE, "config.json")
-    return any((folder / file).is_file() for file in files)

@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swarm.engine.base import Engine
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.engine.token_ensemble import (
@@ -29,69 +28,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class ModelGroup(Protocol):
-    """Models served together by one engine.
-
-    Attributes:
-        places: Indices of the models among all folders.
-        positions: Engine positions, one row per model.
-        group_key: Groups with equal keys can be merged.
-    """
-
-    places: list[int]
-
-    @property
-    def positions(self) -> np.ndarray: ...
-
-    @property
-    def group_key(self) -> object: ...
-
-    def merge_with(self, other: Any) -> "ModelGroup":
-        """Append the models of another group with the same key.
-
-        Raises:
-            UserError: Two of the adapters are incompatible.
-        """
-        ...
-
-    def load_tokenizer(self) -> Any:
-        """Load the tokenizer with its chat template; nothing else is loaded.
-
-        Raises:
-            UserError: The model is missing.
-        """
-        ...
-
-    def context_length(self) -> float:
-        """Return the context length in tokens; infinity if the configuration has none.
-
-        Raises:
-            UserError: See `load_tokenizer`.
-        """
-        ...
-
-    def check(self) -> None:
-        """Check everything that `load` requires without loading the model's weights.
-
-        Raises:
-            UserError: Errors of `load`, as far as they can be detected.
-        """
-        ...
-
-    def load(self, device: str, engine: Any = None) -> Engine:
-        """Load an engine; a given `engine` of a group merged into this one is extended instead."""
-        ...
-
-    def fingerprint(self) -> str:
-        """Return a string that depends on the weights."""
-        ...
-
-
 @dataclass
 class AdapterGroup:
     """A base with adapters, each of which is one model, and optionally the base itself.
 
     Attributes:
+        places: Indices of the models among all folders.
         members: Adapter of each model; `None` is the base.
     """
 
@@ -106,7 +48,7 @@ class AdapterGroup:
 
     @property
     def positions(self) -> np.ndarray:
-        """A unit vector per adapter, zeros for the base; shape [P, K]."""
+        """Engine positions, one row per model: a unit vector, or zeros for the base; [P, K]."""
         found = np.zeros((len(self.members), len(self.adapters)))
         rows = [row for row, member in enumerate(self.members) if member]
         found[rows, range(len(rows))] = 1
@@ -114,53 +56,59 @@ class AdapterGroup:
 
     @property
     def group_key(self) -> object:
-        """See `ModelGroup.group_key`."""
+        """Groups with equal keys can be merged."""
         return self.base
 
-    def merge_with(self, other: "AdapterGroup") -> "AdapterGroup":
-        """See `ModelGroup.merge_with`."""
-        both = replace(
-            self, places=[*self.places, *other.places], members=[*self.members, *other.members]
-        )
+    def merge_with(self, other: Any) -> "AdapterGroup":
+        """Append the models of another group with the same key.
+
+        Raises:
+            UserError: Two of the adapters are incompatible.
+        """
+        places, members = [*self.places, *other.places], [*self.members, *other.members]
+        both = replace(self, places=places, members=members)
         check_compatible(both.adapters, self.base)
         return both
 
-    def load_tokenizer(self) -> Any:
-        """See `ModelGroup.load_tokenizer`."""
-        return self.base.load_tokenizer(self.base.resolve())
+    def load_context(self) -> tuple[Any, float]:
+        """Return the tokenizer with its chat template, and the context length in tokens.
 
-    def context_length(self) -> float:
-        """See `ModelGroup.context_length`."""
-        return self.base.context_length()
+        Nothing else is loaded; the length is infinite if the configuration has none.
+
+        Raises:
+            UserError: The model is missing.
+        """
+        return self.base.load_tokenizer(self.base.resolve()), self.base.context_length()
 
     def check(self) -> None:
-        """See `ModelGroup.check`; reads every weight of the adapters once."""
+        """Check everything that `load` requires; reads every weight of the adapters once.
+
+        Raises:
+            UserError: Errors of `load`, as far as they can be detected.
+        """
         from swarm.engine.lora import LoraLayers
 
         model, _ = load_cached_without_weights(self.base)
-        factors = {
-            name: [one.to("meta") for one in pair] for name, pair in self._build_basis().items()
-        }
+        basis = build_basis(self.adapters)
+        factors = {name: [one.to("meta") for one in parts] for name, parts in basis.items()}
         where = f"pool.folder={self._experts_folder()} on {self.base.path}"
         LoraLayers(model, factors, where).remove()
 
-    def load(self, device: str, engine: HFEngine | None = None) -> HFEngine:
-        """See `ModelGroup.load`."""
+    def load(self, device: str, engine: Any = None) -> HFEngine:
+        """Load an engine; a given `engine` of a group merged into this one is extended instead."""
         if engine is None:
             # One plan for all rounds, so that an answer does not depend on the number of requests.
             engine = HFEngine("stacked")
             engine.load_base(self.base, device)
-        engine.set_adapters(self._build_basis(), self._experts_folder())
-        return engine
+        engine.set_adapters(build_basis(self.adapters), self._experts_folder())
+        found: HFEngine = engine
+        return found
 
     def _experts_folder(self) -> str | Path:
         return self.adapters[0].folder.parent if self.adapters else ""
 
-    def _build_basis(self) -> dict[str, list["Tensor"]]:
-        return build_basis(self.adapters)
-
     def fingerprint(self) -> str:
-        """See `ModelGroup.fingerprint`."""
+        """Return a string that depends on the weights."""
         digest = hashlib.sha256(self.base.fingerprint().encode())
         for adapter in self.adapters:
             digest.update(adapter.identity_bytes())
@@ -171,8 +119,8 @@ class AdapterGroup:
 class RoutedGroup(AdapterGroup):
     """The adapters of a routed result, which are one model: each answers its kind of prompts."""
 
-    folder: Path = Path()
-    router: PromptRouter | None = None
+    folder: Path
+    router: PromptRouter
 
     @property
     def positions(self) -> np.ndarray:
@@ -181,70 +129,67 @@ class RoutedGroup(AdapterGroup):
 
     @property
     def group_key(self) -> object:
-        """See `ModelGroup.group_key`; unique, as the engine has one router."""
+        """See `AdapterGroup.group_key`; unique, as the engine has one router."""
         return self.base, self.folder, tuple(self.places)
 
-    def load(self, device: str, engine: HFEngine | None = None) -> HFEngine:
-        """See `ModelGroup.load`."""
-        engine = super().load(device, engine)
-        engine.router = self.router
-        return engine
+    def load(self, device: str, engine: Any = None) -> HFEngine:
+        """See `AdapterGroup.load`."""
+        found = super().load(device, engine)
+        found.router = self.router
+        return found
 
     def fingerprint(self) -> str:
-        """See `ModelGroup.fingerprint`."""
-        assert self.router
+        """See `AdapterGroup.fingerprint`."""
         return f"{super().fingerprint()} {self.router.digest()}"
 
 
 @dataclass
 class EnsembleGroup:
-    """Mixtures of the same panel of complete models."""
+    """Mixtures of the same panel of complete models; see `AdapterGroup` for the methods.
+
+    Attributes:
+        positions: Weights of the mixtures, shape [P, K].
+    """
 
     panel: ModelEnsemble
     places: list[int]
-    weights: list[np.ndarray]
-
-    @property
-    def positions(self) -> np.ndarray:
-        """Weights of the mixtures, shape [P, K]."""
-        return np.stack(self.weights)
+    positions: np.ndarray
 
     @property
     def group_key(self) -> object:
-        """See `ModelGroup.group_key`."""
+        """See `AdapterGroup.group_key`."""
         return (*self.panel.models, self.panel.base)
 
-    def merge_with(self, other: "EnsembleGroup") -> "EnsembleGroup":
-        """See `ModelGroup.merge_with`."""
-        return EnsembleGroup(
-            self.panel, [*self.places, *other.places], [*self.weights, *other.weights]
-        )
+    def merge_with(self, other: Any) -> "EnsembleGroup":
+        """See `AdapterGroup.merge_with`."""
+        positions = np.concatenate([self.positions, other.positions])
+        return EnsembleGroup(self.panel, [*self.places, *other.places], positions)
 
-    def load_tokenizer(self) -> Any:
-        """See `ModelGroup.load_tokenizer`."""
-        return TokenEnsembleEngine().check(self.panel.base, self.panel)
-
-    def context_length(self) -> float:
-        """See `ModelGroup.context_length`."""
+    def load_context(self) -> tuple[Any, float]:
+        """See `AdapterGroup.load_context`."""
         engine = TokenEnsembleEngine()
-        engine.check(self.panel.base, self.panel)
-        return engine.context
+        tokenizer = engine.check(self.panel.base, self.panel)
+        return tokenizer, engine.context
 
     def check(self) -> None:
-        """See `ModelGroup.check`."""
+        """See `AdapterGroup.check`."""
         self.panel.check()
-        self.load_tokenizer()
+        self.load_context()
 
-    def load(self, device: str, engine: TokenEnsembleEngine | None = None) -> TokenEnsembleEngine:
-        """See `ModelGroup.load`."""
+    def load(self, device: str, engine: Any = None) -> TokenEnsembleEngine:
+        """See `AdapterGroup.load`."""
+        found: TokenEnsembleEngine = engine or TokenEnsembleEngine()
         if engine is None:
-            engine = TokenEnsembleEngine()
-            engine.open(self.panel.base, self.panel, device)
-        return engine
+            found.open(self.panel.base, self.panel, device)
+        return found
 
     def fingerprint(self) -> str:
-        """See `ModelGroup.fingerprint`."""
+        """See `AdapterGroup.fingerprint`."""
         return f"{self.panel.fingerprint()} {self.positions.tolist()}"
+
+
+ModelGroup = AdapterGroup | EnsembleGroup
+"""Models served together by one engine."""
 
 
 def group_models(folders: Sequence[Path | None], base: BaseModel) -> list[ModelGroup]:
@@ -274,19 +219,19 @@ def model_group(folder: Path | None, base: BaseModel, index: int = 0) -> ModelGr
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder")
     verify_run_file(folder)
-    if is_adapter_folder(str(folder)):
-        adapter = read_adapter(folder)
-        check_base_models([adapter], base)
-        return AdapterGroup(base, [index], [adapter])
-    if routed := read_routed_adapter(folder):
-        router, folders = routed
-        adapters = [read_adapter(one) for one in folders]
+    adapter = is_adapter_folder(str(folder))
+    routed = None if adapter else read_routed_adapter(folder)
+    if adapter or routed:
+        adapters = [read_adapter(one) for one in (routed[1] if routed else [folder])]
         check_base_models(adapters, base)
-        return RoutedGroup(base, [index], [*adapters], folder, router)
+        if routed:
+            return RoutedGroup(base, [index], [*adapters], folder, routed[0])
+        return AdapterGroup(base, [index], [*adapters])
     if (folder / MIXTURE_FILE).is_file():
         panel, weights = read_mixture(folder, base.trust_remote_code)
-        return EnsembleGroup(panel, [index], [weights])
-    full_model = replace(base, path=str(folder), name=None, **WITHOUT_WHEEL)
+        return EnsembleGroup(panel, [index], weights[None])
+    wheel: dict[str, Any] = {"wheel": None, "wheel_sha256": None, "wheel_file": None}
+    full_model = replace(base, path=str(folder), name=None, **wheel)
     full_model.resolve()
     return AdapterGroup(full_model, [index], [None])
 
@@ -295,9 +240,6 @@ def model_group(folder: Path | None, base: BaseModel, index: int = 0) -> ModelGr
 def load_cached_without_weights(base: BaseModel) -> tuple[Any, Any]:
     """Cached `BaseModel.load_without_weights`; the result must not be modified."""
     return base.load_without_weights()
-
-
-WITHOUT_WHEEL: Mapping[str, Any] = {"wheel": None, "wheel_sha256": None, "wheel_file": None}
 
 
 def build_basis(adapters: Sequence[Adapter]) -> dict[str, list["Tensor"]]:
@@ -324,7 +266,7 @@ def build_basis(adapters: Sequence[Adapter]) -> dict[str, list["Tensor"]]:
 
 
 def load_finished_run(folder: str | Path, otherwise: str) -> RunFolder:
-    """Return a run whose best model is final.
+    """Return a run whose best model, in its folder global_best, is final.
 
     Args:
         otherwise: Advice for an unfinished run, besides resuming it.
@@ -340,11 +282,6 @@ def load_finished_run(folder: str | Path, otherwise: str) -> RunFolder:
             f"started it, or {otherwise}"
         )
     return run
-
-
-def best_folder(run: RunFolder) -> Path:
-    """Return the folder of a run's best model."""
-    return run.path / "global_best"
 
 
 def base_of_run(run: RunFolder) -> BaseModel:

@@ -1,7 +1,10 @@
 """Registry of models of all kinds by name; the same name gives the same model."""
 
+import os
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,14 +14,22 @@ from swarm.models.base import Model
 from swarm.models.cache import Cache
 from swarm.models.function import FunctionModel
 from swarm.models.llm import LLM
-from swarm.models.providers import Providers, split_sample_count
-from swarm.registry.name_resolution import NameResolver, default_provider
+from swarm.models.openai import OpenAI
+from swarm.models.providers import Provider, Providers, split_sample_count
+from swarm.multi_agent.consortium.consortium import Consortium, build_consortium
+from swarm.multi_agent.consortium.store import ConsortiumStore, load_config
+from swarm.multi_agent.moa import MixtureOfAgents, build_mixture, read_preset
+from swarm.multi_agent.types import AgentSpec
 
 if TYPE_CHECKING:
     from swarm.engine.base_model import BaseModel
     from swarm.registry.local_models import LocalModels
 
-__all__ = ["Roster", "split_sample_count"]
+MODEL_KINDS = ("local", "llm", "function", "moa", "consortium")
+"""Prefixes of names other than providers."""
+
+PLUGIN_MODULE_PREFIX = "swarm.consortium."
+"""Modules of the classes that represent saved consortia as llm models."""
 
 
 class Roster:
@@ -58,7 +69,8 @@ class Roster:
         self._lock = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_lock"}
+        left_out = ("_lock", "_llm_models", "_saved_consortia")
+        return {key: value for key, value in self.__dict__.items() if key not in left_out}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -90,20 +102,49 @@ class Roster:
         Raises:
             UserError: See `model`.
         """
-        full = self._name_resolver.resolve_name(name)
+        full = self._resolve_member(name)
         try:
             return self._get_model(full)
         except UserError:
-            suggestion = self._name_resolver.suggest_name(name) if full == name else None
-            if suggestion is None:
+            known = [*self._llm_models, *self._saved_consortia]
+            matches = get_close_matches(name, known, 1) if full == name and "/" not in name else []
+            if not matches:
                 raise
-            raise UserError(f"{name}: no such model; did you mean {suggestion}?") from None
+            raise UserError(f"{name}: no such model; did you mean {matches[0]}?") from None
 
-    def _get_model(self, name: str) -> Model:
-        with self._lock:
-            if name not in self._models:
-                self._models[name] = self._create_model(name)
-            return self._models[name]
+    def is_known_name(self, name: str) -> bool:
+        """Return whether a member has exactly this name; no part of it is then a sample count."""
+        bare = _strip_llm_prefix(name)
+        return bare is not None and (bare in self._llm_models or bare in self._saved_consortia)
+
+    def _resolve_member(self, name: str) -> str:
+        """Return the full name: llm/NAME or consortium/NAME if it is one of theirs, else unchanged.
+
+        A saved consortium resolves to itself under all names that llm has for it, so that a
+        consortium containing itself is detected.
+        """
+        bare = _strip_llm_prefix(name)
+        if bare is None:
+            return name
+        found = self._llm_models.get(bare)
+        if found is None:
+            return f"consortium/{bare}" if bare in self._saved_consortia else name
+        if type(found).__module__.startswith(PLUGIN_MODULE_PREFIX):
+            return f"consortium/{found.model_id}"
+        return f"llm/{bare}"
+
+    @cached_property
+    def _llm_models(self) -> dict[str, Any]:
+        """llm's models by name and alias, including those of all its plugins."""
+        try:
+            import llm
+        except ImportError:
+            return {}
+        return llm.get_model_aliases()
+
+    @cached_property
+    def _saved_consortia(self) -> list[str]:
+        return ConsortiumStore().list_names()
 
     def blend(self, coefficients: Mapping[str, float]) -> Model:
         """Return a blend of local experts, named without local/; see `LocalModels`.
@@ -138,30 +179,6 @@ class Roster:
         for model in list(self._models.values()):
             model.open(device)
 
-    def _create_model(self, name: str) -> Model:
-        if not isinstance(name, str) or not name.strip() or name != name.strip():
-            raise UserError(f"{name!r} is not a model name, such as local/base or ollama/qwen2:7b")
-        first, slash, rest = name.partition("/")
-        factories: dict[str, Callable[[str], Model]] = {
-            "local": lambda name: self.local.get_model(name),
-            "llm": lambda name: LLM(name, cache=self.cache),
-            "function": FunctionModel,
-            "moa": self._moa_model,
-            "consortium": self._consortium_model,
-        }
-        factory = factories.get(first)
-        if slash and not rest and (factory or first in self.providers):
-            raise UserError(f"{name}: the model name is missing after {first}/")
-        if slash and factory:
-            return factory(rest)
-        if slash and first in self.providers:
-            return self.providers[first].create_model(rest, cache=self.cache)
-        return default_provider(name, self.providers).create_model(name, cache=self.cache)
-
-    @cached_property
-    def _name_resolver(self) -> NameResolver:
-        return NameResolver()
-
     @cached_property
     def local(self) -> "LocalModels":
         """The models of this machine."""
@@ -169,20 +186,36 @@ class Roster:
 
         return LocalModels(self.base, self.pool, self.device)
 
-    def _moa_model(self, name: str) -> Model:
-        from swarm.multi_agent.moa import build_mixture, read_preset
+    def _get_model(self, name: str) -> Model:
+        with self._lock:
+            if name not in self._models:
+                self._models[name] = self._create_model(name)
+            return self._models[name]
 
-        return self._build_composite(
-            f"moa/{name}", lambda: build_mixture(read_preset(name), self._get_model)
-        )
-
-    def _consortium_model(self, name: str) -> Model:
-        from swarm.multi_agent.consortium.consortium import build_consortium
-        from swarm.multi_agent.consortium.store import load_config
-
-        return self._build_composite(
-            f"consortium/{name}", lambda: build_consortium(load_config(name), self.member)
-        )
+    def _create_model(self, name: str) -> Model:
+        if not isinstance(name, str) or not name.strip() or name != name.strip():
+            raise UserError(f"{name!r} is not a model name, such as local/base or ollama/qwen2:7b")
+        first, slash, rest = name.partition("/")
+        if slash and not rest and (first in MODEL_KINDS or first in self.providers):
+            raise UserError(f"{name}: the model name is missing after {first}/")
+        match first if slash else "":
+            case "local":
+                return self.local.get_model(rest)
+            case "llm":
+                return LLM(rest, cache=self.cache)
+            case "function":
+                return FunctionModel(rest)
+            case "moa":
+                return self._build_composite(
+                    name, lambda: build_mixture(read_preset(rest), self._get_model)
+                )
+            case "consortium":
+                return self._build_composite(
+                    name, lambda: build_consortium(load_config(rest), self.member)
+                )
+        if slash and first in self.providers:
+            return self.providers[first].create_model(rest, cache=self.cache)
+        return default_provider(name, self.providers).create_model(name, cache=self.cache)
 
     def _build_composite(self, name: str, make: Callable[[], Model]) -> Model:
         """Build a model of other models; raise if it contains itself."""
@@ -194,3 +227,64 @@ class Roster:
             return make()
         finally:
             self._building.pop()
+
+
+def _strip_llm_prefix(name: str) -> str | None:
+    """Return a name as in llm; `None` for other kinds, since importing llm is slow."""
+    if name.startswith(tuple(f"{kind}/" for kind in MODEL_KINDS if kind != "llm")):
+        return None
+    return name.removeprefix("llm/")
+
+
+def default_provider(name: str, providers: Providers) -> Provider:
+    """Return the provider of a name without one; see docs/models.md.
+
+    Raises:
+        UserError: The environment does not determine it, or the name resembles another one.
+    """
+    likely = ("together", "openai") if "/" in name else ("openai", "together")
+    known = [providers[one] for one in likely if one in providers]
+    overridden = [one for one in known if one.is_url_overridden]
+    with_key = [one for one in known if os.environ.get(one.api_key_env or "", "").strip()]
+    found = next(iter(overridden + with_key), None)
+    first, slash, rest = name.partition("/")
+    prefixes = (*MODEL_KINDS, *providers)
+    # Vendor names on a hub, such as mistralai or deepseek-ai, are no misspelled endpoints.
+    vendor = first in prefixes or re.sub("-?ai$", "", first) in prefixes
+    if slash and not vendor and (matches := get_close_matches(first.lower(), prefixes, 1, 0.75)):
+        suggestion = f"{name}: did you mean {matches[0]}/{rest}?"
+        if found is not None:
+            suggestion += f" If {found.name} has this model, write {found.name}/{name}"
+        raise UserError(suggestion)
+    if found is None:
+        raise UserError(
+            f"{name}: the model's location is unknown: set OPENAI_API_KEY, TOGETHER_API_KEY for "
+            "Together's models, or OPENAI_BASE_URL for another server; or add a prefix, "
+            f"as in local/base, ollama/NAME or PROVIDER/MODEL ({', '.join(providers)})"
+        )
+    return found
+
+
+def model_identity(model: Model) -> Any:
+    """Return what a model's answers depend on besides its name and the request, as JSON.
+
+    For an endpoint its URL and default fields; for a function the text of its file; for a mixture
+    or a consortium its settings and members; for a model with a `fingerprint`, such as local ones,
+    the fingerprint. `None` for all others, which are identified by name alone.
+
+    Raises:
+        UserError: A local model's files are missing.
+    """
+    if isinstance(model, OpenAI):
+        return [model.client.url, model.fixed]
+    if isinstance(model, MixtureOfAgents | Consortium):
+        last = model.arbiter if isinstance(model, Consortium) else model.aggregator
+        agents = [_agent_identity(one) for one in (*model.proposers, last, model.fallback)]
+        return {"agents": agents, **model.options.model_dump(mode="json")}
+    return model.fingerprint()
+
+
+def _agent_identity(agent: AgentSpec | None) -> Any:
+    if agent is None:
+        return None
+    return {**agent.model_dump(exclude={"model"}), "model": model_identity(agent.model)}

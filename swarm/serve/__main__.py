@@ -84,7 +84,7 @@ def serve(**options: Any) -> None:
     # Spinning OpenMP threads slow down other computations; must be set before torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from swarm.models.trace import Trace
-    from swarm.serve.server import bind_socket, build_server, is_loopback, server_url, trace_models
+    from swarm.serve.server import bind_socket, build_server, is_loopback, server_url
 
     local = is_loopback(options["host"])
     if not (key or options["insecure"] or local):
@@ -95,8 +95,8 @@ def serve(**options: Any) -> None:
         )
     models = _load_models(options)
     with bind_socket(options["host"], options["port"]) as bound:
-        if options["trace"]:
-            models = trace_models(models, Trace(options["trace"], {"serve": list(models)}))
+        path = options["trace"]
+        trace = Trace(path, {"serve": list(models)}) if path else None
         if options["preload"]:
             from swarm.engine.base_model import choose_device
 
@@ -107,7 +107,7 @@ def serve(**options: Any) -> None:
         for line in _greeting(server_url(bound), list(models), key is not None, options):
             print(escape_control_chars(line), flush=True)
         limits = options["concurrency"], options["queue"], options["max_tokens"]
-        build_server(models, key, local, *limits).run([bound])
+        build_server(models, key, local, *limits, trace).run([bound])
 
 
 def _read_api_key(variable: str | None) -> str | None:

@@ -13,13 +13,12 @@ from swarm.models.http_errors import BadRequest, RateLimited, RequestError, Requ
 ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 """OpenAI's error types by status; other 4xx are "invalid_request_error", 5xx "server_error"."""
 
-ERROR_STATUSES: tuple[tuple[type[RequestError], int], ...] = (
-    (BadRequest, 400),
-    (RateLimited, 429),
-    (RequestTimeout, 504),
-    (RequestError, 502),
-)
-"""Statuses for failures of an endpoint; errors of its key or name are not the client's (502)."""
+ERROR_STATUSES: dict[type[RequestError], int] = {
+    BadRequest: 400,
+    RateLimited: 429,
+    RequestTimeout: 504,
+}
+"""Statuses for failures of an endpoint; others, as of its key, are not the client's (502)."""
 
 
 class HttpError(UserError):
@@ -73,7 +72,7 @@ def http_error_from(error: BaseException, name: str) -> HttpError:
     if isinstance(error, HttpError):
         return error
     if isinstance(error, RequestError):
-        status = next(status for kind, status in ERROR_STATUSES if isinstance(error, kind))
+        status = ERROR_STATUSES.get(type(error), 502)
         return HttpError(str(error), status, again=error.passing, after=error.after)
     if isinstance(error, UserError):
         return HttpError(str(error), 400 if name.startswith("local/") else 502)
@@ -128,11 +127,9 @@ async def read_json_body(request: Request) -> Any:
     if kind != "application/json":
         raise HttpError("Content-Type: must be application/json", 415)
     try:
-        body = await request.body()
+        return json.loads(await request.body(), parse_constant=_reject_constant)
     except ClientDisconnect:
         raise HttpError("the body is incomplete") from None
-    try:
-        return json.loads(body, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
         raise HttpError(f"the body is not JSON: {error}") from None
 

@@ -3,7 +3,7 @@
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from difflib import get_close_matches
 from functools import partial
@@ -15,17 +15,13 @@ from starlette.exceptions import HTTPException
 
 from swarm._util.terminal import escape_control_chars
 from swarm.errors import UserError
-from swarm.models.base import (
-    Completion,
-    Delta,
-    Model,
-    with_prompt_form,
-)
+from swarm.models import base
+from swarm.models.base import Completion, Delta, Model, Stream, with_prompt_form
 from swarm.models.openai import OpenAI
-from swarm.models.trace import TracingModel
+from swarm.models.trace import Trace
 from swarm.multi_agent.collaboration import Collaboration
 from swarm.serve.api_errors import ApiKeyGuard, HttpError, http_error_from, read_json_body
-from swarm.serve.chat_request import ChatRequest, parse_chat_request
+from swarm.serve.chat_request import ChatBody
 from swarm.serve.streaming import (
     ChatResponseBuilder,
     ClientDisconnected,
@@ -51,7 +47,6 @@ MAX_NAMES, MAX_NAME_LENGTH = 32, 64
 CLIENT_CLOSED_STATUS = 499
 """Status for clients that disconnected (as in nginx)."""
 
-
 MAX_NAMES_SHOWN = 10
 """Maximum number of names in an error message."""
 
@@ -64,6 +59,7 @@ class ChatService:
         guard: Checks API keys.
         line: Limits concurrent requests.
         longest: Default maximum number of new tokens; `None`: see `Request.max_new_tokens`.
+        trace: Trace of all calls of models, of a collaboration those of its members.
     """
 
     def __init__(
@@ -72,9 +68,13 @@ class ChatService:
         guard: ApiKeyGuard,
         line: RequestQueue,
         longest: int | None,
+        trace: Trace | None = None,
     ) -> None:
-        self.models, self.line, self.longest = models, line, longest
+        self.models, self.line, self.longest, self.trace = models, line, longest, trace
         self.began = int(time.time())
+        for model in models.values():
+            if trace and isinstance(model, Collaboration):
+                model.trace = trace
         handlers: Any = {
             HttpError: handle_http_error,
             HTTPException: handle_unknown_path,
@@ -89,16 +89,11 @@ class ChatService:
             exception_handlers=handlers,
         )
         router = APIRouter(prefix="/v1", dependencies=[Depends(guard)])
-        router.add_api_route("/models", self.list_models, methods=["GET"])
-        router.add_api_route("/models/{name:path}", self.get_model, methods=["GET"])
-        router.add_api_route(
-            "/chat/completions",
-            self.create_chat_completion,
-            methods=["POST"],
-            response_model=None,
-        )
+        router.get("/models")(self.list_models)
+        router.get("/models/{name:path}")(self.get_model)
+        router.post("/chat/completions", response_model=None)(self.create_chat_completion)
         self.app.include_router(router)
-        self.app.add_api_route("/health", self.report_health, methods=["GET"])
+        self.app.get("/health")(self.report_health)
 
     async def report_health(self) -> dict[str, str]:
         """Return the server's status; requires no key."""
@@ -106,50 +101,55 @@ class ChatService:
 
     async def list_models(self) -> dict[str, Any]:
         """List all models."""
-        return {"object": "list", "data": [self._model_entry(name) for name in self.models]}
+        return {"object": "list", "data": [await self.get_model(name) for name in self.models]}
 
     async def get_model(self, name: str) -> dict[str, Any]:
         """Return one model."""
-        return self._model_entry(resolve_name(name, self.models))
-
-    def _model_entry(self, name: str) -> dict[str, Any]:
         metadata = {"created": self.began, "owned_by": "model-swarms"}
-        return {"id": name, "object": "model", **metadata}
+        return {"id": resolve_name(name, self.models), "object": "model", **metadata}
 
     async def create_chat_completion(self, request: Request) -> Response:
         """Answer a conversation, streamed or not."""
-        asked = parse_chat_request(await read_json_body(request), self.longest)
-        name = resolve_name(asked.model, self.models)
+        chat = ChatBody.parse(await read_json_body(request))
+        name = resolve_name(chat.model, self.models)
         model = self.models[name]
-        if asked.request.top_logprobs and isinstance(model, Collaboration):
-            raise HttpError(
-                f"logprobs: {name} is a combination of several models and returns none",
-                400,
-                "logprobs",
-            )
-        put, ignored = asked.of_endpoint() if is_endpoint(model) else asked.of_others()
+        if chat.logprobs and isinstance(model, Collaboration):
+            message = f"logprobs: {name} is a combination of several models and returns none"
+            raise HttpError(message, 400, "logprobs")
+        put, ignored = chat.to_request(isinstance(model, OpenAI), self.longest)
         try:
-            put = with_prompt_form(unwrap_model(model), put, asked.form)
+            put = with_prompt_form(model, put, chat.prompt_form)
         except UserError as error:
             raise HttpError(str(error), 400, "prompt_form") from None
         headers = {**NO_STORE, **({IGNORED: format_names(ignored)} if ignored else {})}
         left = partial(_wait_for_disconnect, request)
-        reply = ChatResponseBuilder(name, asked.request.top_logprobs != 0, asked.usage)
+        usage = chat.stream_options.get("include_usage") is True
+        reply = ChatResponseBuilder(name, chat.logprobs, usage)
         try:
-            events = stream_samples(self.line, model, put, asked.count, left)
-            if asked.streamed:
+            answer = partial(self._stream_answer, name)
+            events = stream_samples(self.line, answer, put, chat.n, left)
+            if chat.stream:
                 # Wait for the first event: a failure before it can still have its own status code.
-                stream = _stream_response(await anext(events), events, asked, reply)
+                stream = _stream_response(await anext(events), events, reply)
                 return StreamingResponse(stream, headers=headers, media_type="text/event-stream")
-            samples = await _collect_response(events, asked.count)
-            return _json_response(reply.build_response(samples), headers=headers)
+            async with aclosing(events):
+                samples = {n: event async for n, event in events if isinstance(event, Completion)}
+            content = reply.build_response([samples[number] for number in range(chat.n)])
+            return _json_response(content, headers=headers)
         except ClientDisconnected:
             return Response(status_code=CLIENT_CLOSED_STATUS)
         except Exception as error:
             raise _log_error(error, name) from error
 
+    def _stream_answer(self, name: str, request: base.Request) -> Stream:
+        model = self.models[name]
+        stream = model.stream(request)
+        if self.trace is None or isinstance(model, Collaboration):
+            return stream
+        return self.trace.record_stream({"name": name}, request, stream)
 
-def format_names(names: Sequence[str]) -> str:
+
+def format_names(names: list[str]) -> str:
     """Format clients' names for a header, without characters that it cannot have."""
     shown = [re.sub(r"[^\w.-]", "?", name[:MAX_NAME_LENGTH], flags=re.ASCII) for name in names]
     return ", ".join(shown[:MAX_NAMES])
@@ -161,56 +161,21 @@ def _json_response(
     return Response(encode_json(content), status, headers, "application/json")
 
 
-def is_endpoint(model: Model) -> bool:
-    """Return whether a model is behind a chat endpoint, to which parameters can be passed on."""
-    return isinstance(unwrap_model(model), OpenAI)
-
-
-def unwrap_model(model: Model) -> Model:
-    """Return the model whose calls are traced, or the model itself."""
-    while isinstance(model, TracingModel):
-        model = model.model
-    return model
-
-
 async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-async def _collect_response(events: SampleEvents, count: int) -> list[Completion]:
-    samples: dict[int, Completion] = {}
-    async with aclosing(events):
-        async for number, event in events:
-            if isinstance(event, Completion):
-                samples[number] = event
-    return [samples[number] for number in range(count)]
-
-
 async def _stream_response(
-    first: tuple[int, Delta | Completion],
-    events: SampleEvents,
-    chat_request: ChatRequest,
-    reply: ChatResponseBuilder,
+    first: tuple[int, Delta | Completion], events: SampleEvents, reply: ChatResponseBuilder
 ) -> AsyncGenerator[bytes, None]:
     """Yield the events of a stream; one that fails ends with an error instead of [DONE]."""
-    samples: dict[int, Completion] = {}
-    opened: set[int] = set()
-
-    def encode_sample_event(number: int, what: Delta | Completion) -> bytes:
-        head = b"" if number in opened else reply.open_sample(number)
-        opened.add(number)
-        if isinstance(what, Delta):
-            return head + reply.encode_delta(number, what)
-        samples[number] = what
-        return head + reply.close_sample(number, what)
-
     async with aclosing(events):
         try:
-            yield encode_sample_event(*first)
+            yield reply.encode_event(*first)
             async for one in events:
-                yield encode_sample_event(*one)
-            yield reply.close_stream([samples[number] for number in range(chat_request.count)])
+                yield reply.encode_event(*one)
+            yield reply.encode_end()
         except ClientDisconnected:
             return
         except Exception as error:
@@ -233,10 +198,8 @@ async def handle_http_error(request: Request, error: HttpError) -> Response:
 async def handle_unknown_path(request: Request, error: HTTPException) -> Response:
     """Return an error for an unknown path or method."""
     message = f"{request.method} {request.url.path}: {error.detail}"
-    http_error = HttpError(message, error.status_code)
-    return _json_response(
-        http_error.body, http_error.status, {**http_error.headers, **(error.headers or {})}
-    )
+    found = HttpError(message, error.status_code)
+    return _json_response(found.body, found.status, {**found.headers, **(error.headers or {})})
 
 
 async def handle_unexpected_error(request: Request, error: Exception) -> Response:

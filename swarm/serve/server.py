@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 
 from swarm.errors import UserError
 from swarm.models.base import Model
-from swarm.models.trace import Trace, TracingModel
-from swarm.multi_agent.collaboration import Collaboration
 
 if TYPE_CHECKING:
     from uvicorn import Server
 
+    from swarm.models.trace import Trace
     from swarm.registry.registry import Roster
 
 SHUTDOWN_GRACE_S = 5
@@ -30,6 +29,7 @@ def build_server(
     concurrency: int = 32,
     queue: int = 256,
     longest: int | None = None,
+    trace: "Trace | None" = None,
 ) -> "Server":
     """Build a server of models by name, to run on a socket; see `swarm.serve.app.ChatService`."""
     import uvicorn
@@ -40,7 +40,7 @@ def build_server(
     from swarm.serve.streaming import RequestQueue
 
     line = RequestQueue(concurrency, queue)
-    service = ChatService(models, ApiKeyGuard(key, local), line, longest)
+    service = ChatService(models, ApiKeyGuard(key, local), line, longest, trace)
 
     class NotifyingServer(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -132,15 +132,3 @@ def discover_models(roster: "Roster", local: Sequence[str]) -> tuple[dict[str, M
         except UserError:
             left_out.append(name)
     return found, left_out
-
-
-def trace_models(models: Mapping[str, Model], trace: Trace) -> dict[str, Model]:
-    """Trace the calls of models; for a collaboration those of its members."""
-    traced: dict[str, Model] = {}
-    for name, model in models.items():
-        if isinstance(model, Collaboration):
-            model.trace = trace
-            traced[name] = model
-        else:
-            traced[name] = TracingModel(model, name, trace)
-    return traced

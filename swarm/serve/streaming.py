@@ -14,23 +14,22 @@ from functools import partial
 from typing import Any
 
 from swarm._util.threads import Cancelled, forward_items, submit
-from swarm.models.base import (
-    Completion,
-    Delta,
-    Model,
-    Request,
-    Token,
-    stream_until_stop,
-    sum_usage,
-)
+from swarm.models.base import Completion, Delta, Request, Stream, stream_until_stop, sum_usage
 from swarm.serve.api_errors import HttpError
 
 MIN_LOGPROB = -9999.0
 """Log probability that OpenAI reports for impossible tokens; JSON has no infinity."""
 
 LENGTH_ERROR_CODES = ("context_length_exceeded", "string_above_max_length")
-FILTER_ERROR_CODES = ("content_filter", "content_policy_violation")
-"""Endpoints' codes for the end of a text; see `Completion.finish`."""
+"""Endpoints' codes for a text that is too long; see `Completion.finish`."""
+
+FINISH_REASONS = {
+    "length": "length",
+    "tool_calls": "tool_calls",
+    "content_filter": "content_filter",
+    "content_policy_violation": "content_filter",
+}
+"""OpenAI's finish reasons by that of a model; others are "stop"."""
 
 
 class ChatResponseBuilder:
@@ -45,6 +44,8 @@ class ChatResponseBuilder:
     def __init__(self, model: str, logprobs: bool, usage: bool) -> None:
         self.id, self.created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
         self.model, self.logprobs, self.usage = model, logprobs, usage
+        self._samples: dict[int, Completion] = {}
+        self._opened: set[int] = set()
 
     def build_response(self, samples: Sequence[Completion]) -> dict[str, Any]:
         """Build the response with all samples.
@@ -53,11 +54,8 @@ class ChatResponseBuilder:
             HttpError: A sample failed, or lacks requested log probabilities.
         """
         choices = [self._build_choice(number, one) for number, one in enumerate(samples)]
-        return {
-            **self._response_head("chat.completion"),
-            "choices": choices,
-            "usage": usage_to_json(samples),
-        }
+        head = self._response_head("chat.completion")
+        return {**head, "choices": choices, "usage": usage_to_json(samples)}
 
     def _build_choice(self, number: int, sample: Completion) -> dict[str, Any]:
         calls = [dict(call) for call in sample.tool_calls]
@@ -69,63 +67,58 @@ class ChatResponseBuilder:
             message["reasoning_content"] = sample.reasoning
         return {"index": number, "message": message, **self._finish_fields(sample)}
 
-    def open_sample(self, number: int) -> bytes:
-        """Encode the event that starts a sample."""
-        return self._encode_chunk(number, {"role": "assistant", "content": ""})
-
-    def encode_delta(self, number: int, delta: Delta) -> bytes:
-        """Encode the event of a piece; empty if the piece has no text."""
-        fields: dict[str, Any] = {"reasoning_content": delta.reasoning, "content": delta.text}
-        fields = {key: text for key, text in fields.items() if text}
-        if delta.tool_calls:
-            fields["tool_calls"] = list(delta.tool_calls)
-        return self._encode_chunk(number, fields) if fields else b""
-
-    def close_sample(self, number: int, sample: Completion) -> bytes:
-        """Encode the event that ends a sample, with its log probabilities.
+    def encode_event(self, number: int, event: Delta | Completion) -> bytes:
+        """Encode a piece or the end of a sample, after the beginning of a new one.
 
         Raises:
             HttpError: See `build_response`.
         """
-        return self._encode_chunk(number, {}, **self._finish_fields(sample))
+        head = b""
+        if number not in self._opened:
+            self._opened.add(number)
+            head = self._encode_chunk(number, {"role": "assistant", "content": ""})
+        if isinstance(event, Completion):
+            self._samples[number] = event
+            return head + self._encode_chunk(number, {}, **self._finish_fields(event))
+        fields: dict[str, Any] = {"reasoning_content": event.reasoning, "content": event.text}
+        fields["tool_calls"] = list(event.tool_calls)
+        fields = {key: value for key, value in fields.items() if value}
+        return head + self._encode_chunk(number, fields) if fields else head
 
-    def close_stream(self, samples: Sequence[Completion]) -> bytes:
+    def encode_end(self) -> bytes:
         """Encode the events that end the stream."""
         terminator = b"data: [DONE]\n\n"
         if not self.usage:
             return terminator
+        usage = usage_to_json(list(self._samples.values()))
         head = self._response_head("chat.completion.chunk")
-        return encode_event({**head, "choices": [], "usage": usage_to_json(samples)}) + terminator
+        return encode_event({**head, "choices": [], "usage": usage}) + terminator
 
     def _encode_chunk(self, number: int, delta: dict[str, Any], **end: Any) -> bytes:
         finish = end or {"finish_reason": None, "logprobs": None}
         choice = {"index": number, "delta": delta, **finish}
         later = {"usage": None} if self.usage else {}
-        return encode_event(
-            {**self._response_head("chat.completion.chunk"), "choices": [choice], **later}
-        )
+        head = self._response_head("chat.completion.chunk")
+        return encode_event({**head, "choices": [choice], **later})
 
     def _response_head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def _finish_fields(self, sample: Completion) -> dict[str, Any]:
         if sample.finish in LENGTH_ERROR_CODES:
-            raise HttpError(
-                f"{self.model}: the messages are too long", 400, "messages", sample.finish
-            )
+            message = f"{self.model}: the messages are too long"
+            raise HttpError(message, 400, "messages", sample.finish)
         if self.logprobs and sample.text and not sample.tokens:
             raise HttpError(f"logprobs: {self.model} does not return them", 400, "logprobs")
-        logprobs = (
-            {"content": [_token_to_json(one) for one in sample.tokens]} if self.logprobs else None
-        )
-        return {"finish_reason": finish_reason(sample.finish), "logprobs": logprobs}
-
-
-def finish_reason(word: str) -> str:
-    """Return OpenAI's finish reason; an unknown reason is "stop"."""
-    if word in FILTER_ERROR_CODES:
-        return "content_filter"
-    return word if word in ("length", "tool_calls") else "stop"
+        content = [
+            {
+                **_logprob_entry(token.text, token.logprob),
+                "top_logprobs": [_logprob_entry(*one) for one in token.top],
+            }
+            for token in sample.tokens
+        ]
+        logprobs = {"content": content} if self.logprobs else None
+        return {"finish_reason": FINISH_REASONS.get(sample.finish, "stop"), "logprobs": logprobs}
 
 
 def usage_to_json(samples: Sequence[Completion]) -> dict[str, Any]:
@@ -149,13 +142,6 @@ def encode_json(content: Any) -> bytes:
     return json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
 
 
-def _token_to_json(token: Token) -> dict[str, Any]:
-    return {
-        **_logprob_entry(token.text, token.logprob),
-        "top_logprobs": [_logprob_entry(*t) for t in token.top],
-    }
-
-
 def _logprob_entry(text: str, logprob: float) -> dict[str, Any]:
     utf8_bytes = list(text.encode("utf-8", "replace"))
     return {"token": text, "logprob": max(logprob, MIN_LOGPROB), "bytes": utf8_bytes}
@@ -165,9 +151,6 @@ Mailbox = asyncio.Queue[Any]
 """Messages for one client: `TURN_SIGNAL` once, indexed pieces and completions, or an exception."""
 
 TURN_SIGNAL = object()
-
-RETRY_AFTER_S = 1.0
-"""Seconds to wait before a retry if the queue is full."""
 
 
 class ClientDisconnected(Exception):
@@ -200,12 +183,8 @@ class RequestQueue:
         elif len(self.waiting) < self.queue:
             self.waiting.append(mail)
         else:
-            raise HttpError(
-                f"{self.queue} requests are waiting already (--queue); try again later",
-                429,
-                again=True,
-                after=RETRY_AFTER_S,
-            )
+            message = f"{self.queue} requests are waiting already (--queue); try again later"
+            raise HttpError(message, 429, again=True, after=1.0)
         self.here.add(mail)
 
     def leave_queue(self, mail: Mailbox) -> bool:
@@ -237,7 +216,7 @@ def shutdown_error() -> HttpError:
 
 async def stream_samples(
     line: RequestQueue,
-    model: Model,
+    answer: Callable[[Request], Stream],
     request: Request,
     count: int,
     left: Callable[[], Awaitable[None]],
@@ -249,6 +228,9 @@ async def stream_samples(
 
     Args:
         line: Queue of requests.
+        answer: Streams the answer to one request, in a thread.
+        request: Request of all samples.
+        count: Number of samples.
         left: Returns when the client has disconnected.
 
     Raises:
@@ -260,9 +242,8 @@ async def stream_samples(
     line.enter_queue(mail)
     disconnect_watch = asyncio.ensure_future(left())
     disconnect_watch.add_done_callback(lambda _: mail.put_nowait(ClientDisconnected()))
-    disconnected = threading.Event()
-    started = False
-    missing = count
+    gone = threading.Event()
+    started, missing = False, count
     try:
         while missing:
             event = await mail.get()
@@ -270,42 +251,28 @@ async def stream_samples(
                 raise event
             if event is TURN_SIGNAL:
                 started = True
-                stoppable = replace(request, stop_check=lambda _: disconnected.is_set())
-                start_sample_threads(
-                    line,
-                    model,
-                    [replace(stoppable, sample=n) for n in range(count)],
-                    mail,
-                    disconnected,
-                )
+                start_sample_threads(line, answer, request, count, mail, gone)
                 continue
             missing -= isinstance(event[1], Completion)
             yield event
     finally:
-        disconnected.set()
+        gone.set()
         disconnect_watch.cancel()
         if line.leave_queue(mail) and not started:
             line.release_turn()
 
 
-def _call_on_loop(
-    loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: object
-) -> None:
-    """Call a function on a loop, from a thread."""
-    with suppress(RuntimeError):  # the loop is closed: the server has ended
-        loop.call_soon_threadsafe(function, *args)
-
-
 def start_sample_threads(
     line: RequestQueue,
-    model: Model,
-    requests: Sequence[Request],
+    answer: Callable[[Request], Stream],
+    request: Request,
+    count: int,
     mail: Mailbox,
     gone: threading.Event,
 ) -> None:
-    """Answer each request in a thread, and release the turn when all threads have ended."""
+    """Answer each sample in a thread, and release the turn when all threads have ended."""
     loop = asyncio.get_running_loop()
-    running = len(requests)
+    running = count
 
     def on_thread_end() -> None:
         nonlocal running
@@ -313,14 +280,19 @@ def start_sample_threads(
         if not running:
             line.release_turn()
 
-    def run_sample(request: Request, number: int) -> Completion:
+    def call_on_loop(function: Callable[..., object], *args: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed: the server has ended
+            loop.call_soon_threadsafe(function, *args)
+
+    def run_sample(number: int) -> Completion:
         def emit(delta: Delta) -> None:
             if gone.is_set():
                 raise Cancelled
-            _call_on_loop(loop, mail.put_nowait, (number, delta))
+            call_on_loop(mail.put_nowait, (number, delta))
 
+        sample = replace(request, sample=number, stop_check=lambda _: gone.is_set())
         with (
-            closing(model.stream(request)) as pieces,
+            closing(answer(sample)) as pieces,
             closing(stream_until_stop(pieces, request.stop)) as deltas,
         ):
             return forward_items(deltas, emit)
@@ -328,12 +300,12 @@ def start_sample_threads(
     def deliver_outcome(number: int, future: "Future[Completion]") -> None:
         error = future.exception()
         if not isinstance(error, Cancelled):
-            _call_on_loop(loop, mail.put_nowait, error if error else (number, future.result()))
-        _call_on_loop(loop, on_thread_end)
+            call_on_loop(mail.put_nowait, error or (number, future.result()))
+        call_on_loop(on_thread_end)
 
-    for number, request in enumerate(requests):
+    for number in range(count):
         try:
-            future = submit(run_sample, request, number, name="swarm-serve")
+            future = submit(run_sample, number, name="swarm-serve")
         except RuntimeError as error:  # too many threads
             mail.put_nowait(error)
             on_thread_end()

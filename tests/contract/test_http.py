@@ -1,7 +1,6 @@
 """Many requests at once, to servers that answer, fail, stall, refuse and drop the line."""
 
 import asyncio
-import dataclasses
 import gzip
 import http.server
 import itertools
@@ -23,7 +22,7 @@ import pytest
 from endpoints import Asked, Endpoint, Rationed, Reply, endpoint, in_turn
 
 from swarm.errors import UserError
-from swarm.models.http import Call, CallFailures, HttpClient, RetryingClient
+from swarm.models.http import Call, CallFailures, HttpClient
 from swarm.models.http_errors import (
     AccessDenied,
     BadRequest,
@@ -34,7 +33,7 @@ from swarm.models.http_errors import (
     RequestTimeout,
     ServerFault,
 )
-from swarm.models.rate_limit import AdaptiveThrottle, Limits, RateLimiter
+from swarm.models.rate_limit import AdaptiveThrottle, Limits
 from swarm.models.transport import describe_connection_error
 
 KEY = "sk-very-secret-0123456789"
@@ -166,18 +165,18 @@ def test_an_endless_body_ends_at_a_limit(encoding: str) -> None:
 
 
 def test_waits_grow_and_are_spread() -> None:
-    mine = RetryingClient("Echo", RateLimiter(Limits(retries=6)))
-    failed, fault = CallFailures(), ServerFault("busy")
-    for most in (0.25 * 1.4**n for n in range(6)):
-        failed.add(fault, mine.throttle)
-        waits = [mine._retry_delay(fault, failed) for _ in range(50)]
+    fault = ServerFault("busy")
+
+    def failures(count: int, **more: Any) -> CallFailures:
+        return CallFailures(Limits(retries=6), AdaptiveThrottle(), count, **more)
+
+    for count in range(6):
+        most, waits = 0.25 * 1.4**count, [failures(count).add(fault, 0.0) for _ in range(50)]
         assert all(w is not None and most / 2 <= w <= most for w in waits)
         assert len(set(waits)) > 10
-        assert mine._retry_delay(BadRequest("wrong"), failed) is None
-    slow = dataclasses.replace(failed, first_fault=failed.first_fault - 301)
-    assert mine._retry_delay(fault, slow) is None
-    failed.add(fault, mine.throttle)
-    assert mine._retry_delay(fault, failed) is None
+        assert failures(count).add(BadRequest("wrong"), 0.0) is None
+    assert failures(1, first_fault=time.monotonic() - 301).add(fault, 0.0) is None
+    assert failures(6).add(fault, 0.0) is None
 
 
 @pytest.mark.parametrize("status", [429, 503])

@@ -1,4 +1,4 @@
-"""What every model keeps to: the endpoint's, llm's, a function, a mixture, a recording, weights."""
+"""What every model keeps to: the endpoint's, llm's, a function, a mixture, weights."""
 
 import asyncio
 import pickle
@@ -18,7 +18,6 @@ from swarm.models.cache import Cache
 from swarm.models.function import FunctionModel
 from swarm.models.llm import LLM
 from swarm.models.openai import OpenAI
-from swarm.models.trace import Trace, TracingModel
 from swarm.multi_agent.consortium.consortium import Consortium
 from swarm.multi_agent.moa import MixtureOfAgents
 from swarm.multi_agent.types import AgentSpec
@@ -79,9 +78,6 @@ KINDS: dict[str, Callable[..., Case]] = {
     "mixture": lambda **_: Case(mixture(FunctionModel("fake_models:function")), by_rule=False),
     "consortium": lambda **_: Case(
         consortium(FunctionModel("fake_models:function")), by_rule=False
-    ),
-    "traced": lambda folder, **_: Case(
-        TracingModel(FunctionModel("fake_models:function"), "talker", Trace(folder / "trace.jsonl"))
     ),
     "local": lambda base, folder, **_: Case(
         Roster(base=str(base), pool=folder, device="cpu").model("local/base"), by_rule=False

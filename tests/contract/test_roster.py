@@ -20,10 +20,9 @@ from swarm.models.cache import Cache
 from swarm.models.function import FunctionModel
 from swarm.models.llm import LLM
 from swarm.models.openai import OpenAI
-from swarm.models.providers import Provider, Providers
+from swarm.models.providers import Provider, Providers, split_sample_count
 from swarm.multi_agent.moa import MixtureOfAgents
-from swarm.registry.name_resolution import model_identity
-from swarm.registry.registry import Roster, split_sample_count
+from swarm.registry.registry import Roster, model_identity
 
 VARIABLES = ("MODEL_SWARMS_PROVIDERS", "OPENAI_BASE_URL", "OPENAI_API_KEY", "TOGETHER_API_KEY")
 

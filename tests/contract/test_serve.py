@@ -34,7 +34,7 @@ from swarm.multi_agent.types import AgentSpec
 from swarm.pool.pool import Pool
 from swarm.registry.registry import Roster
 from swarm.serve.api_errors import HttpError
-from swarm.serve.chat_request import NEUTRAL_VALUES, parse_chat_request
+from swarm.serve.chat_request import NEUTRAL_VALUES, ChatBody
 from swarm.serve.limits import MAX_BODY_BYTES
 
 HI: Any = [{"role": "user", "content": "hi"}]
@@ -211,8 +211,8 @@ def test_every_parameter_without_effect_is_let_through() -> None:
     assert set(NEUTRAL_VALUES) <= set(WRONG)
     body = {"model": "m", "messages": HI, "top_k": None}
     for name, value in NEUTRAL_VALUES.items():
-        asked = parse_chat_request({**body, name: value}, 5)
-        assert asked.of_others() == (Request((Message("user", "hi"),), 5), ())
+        asked = ChatBody.parse({**body, name: value}).to_request(endpoint=False, longest=5)
+        assert asked == (Request((Message("user", "hi"),), 5), [])
 
 
 def test_bodies_that_are_none(url: str) -> None:

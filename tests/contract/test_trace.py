@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 from endpoints import Asked, Reply, chat, endpoint
-from fake_agents import Speaker, Streamer, slot
+from fake_agents import Streamer, slot
 
 from swarm.errors import UserError
-from swarm.models.base import Completion, Delta, Message, Model, Request
+from swarm.models.base import Completion, Delta, Message, Request
 from swarm.models.openai import OpenAI
 from swarm.models.rate_limit import Limits
-from swarm.models.trace import Trace, TracingModel
+from swarm.models.trace import Trace
 from swarm.multi_agent.moa import MixtureOfAgents
 from swarm.multi_agent.types import AgentSpec
 
@@ -94,25 +94,8 @@ def test_no_key_reaches_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert KEY not in text and KEY[5:] not in text and "401" in text
 
 
-def test_traced_is_as_its_model(tmp_path: Path) -> None:
-    inner = Speaker("m", lambda request: DEAD if request.prompt == "bad" else "fine")
-    model = TracingModel(inner, "m", Trace(tmp_path / "t"), {"role": "judge"})
-    good, bad = model.generate_each([Request("good"), Request("bad")])
-    assert isinstance(good, Completion) and bad is DEAD
-    with pytest.raises(UserError, match="it is gone"):
-        model.generate([Request("good"), Request("bad")])
-    model.check()
-    model.open("cpu")
-    assert inner.ready == ["checked", "cpu"]
-    assert records(tmp_path / "t")[1]["call"] == {"name": "m", "role": "judge"}
-    assert len(records(tmp_path / "t")) == 5
-    bare = TracingModel(type("Bare", (Model,), {})(), "bare", Trace(tmp_path / "u"))
-    bare.check()
-    bare.open("cpu")
-
-
 def test_where_nothing_can_be_written(tmp_path: Path) -> None:
-    TracingModel(Speaker("m"), "m", Trace(tmp_path / "t")).generate([Request("?")])
+    Trace(tmp_path / "t").add_call({"name": "m"}, Request("?"), Completion("fine"))
     with pytest.raises(UserError, match=r"cannot write the trace .*below: "):
         Trace(tmp_path / "t" / "below")
     with pytest.raises(UserError, match=r"cannot write the trace .*: Is a directory"):

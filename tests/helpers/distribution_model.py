@@ -12,7 +12,7 @@ import endpoints
 from swarm.compare.sampling import SampleOutcome, SampleRequest, Script, T
 from swarm.errors import UserError
 from swarm.models.base import Completion, completion_from_json
-from swarm.models.openai_protocol import parse_answers
+from swarm.models.openai import parse_answers
 
 END = "<end>"
 

@@ -24,7 +24,7 @@ from swarm.compare.token_probs import (
     with_logprobs,
 )
 from swarm.errors import UserError
-from swarm.models.openai_protocol import MIN_LOGPROB
+from swarm.models.openai import MIN_LOGPROB
 from swarm.stats.significance import mean_interval
 
 ASKED = {"messages": [{"role": "user", "content": "How good is it?"}]}

@@ -26,7 +26,7 @@ from swarm.multi_agent.consortium.result_json import result_to_json
 from swarm.multi_agent.consortium.results import ConsortiumTranscript, Iteration
 from swarm.multi_agent.consortium.settings import STRATEGIES
 from swarm.multi_agent.types import AgentAnswer, AgentSpec, CallStarted
-from swarm.registry.name_resolution import model_identity
+from swarm.registry.registry import model_identity
 
 
 def test_members_answer_and_the_arbiter_writes() -> None:

@@ -45,8 +45,7 @@ class ThreadedModel(SampledModel):
         cache, identity: See `SampledModel`.
 
     Attributes:
-        turns: Rate limiter.
-        throttle: Adaptive rate accepted by the model's server, if it has one.
+        client: Retries requests and limits their number.
     """
 
     def __init__(
@@ -61,8 +60,7 @@ class ThreadedModel(SampledModel):
 
     def _limit_concurrency(self, concurrency: int) -> None:
         self.batches = concurrency
-        self.turns = RateLimiter(Limits(concurrency=concurrency))
-        self.throttle = self.turns.get_throttle(self.label)
+        self.client = RetryingClient(self.label, RateLimiter(Limits(concurrency=concurrency)))
 
     def _generate_one(self, request: Request, streamed: bool) -> Stream:
         """Answer one request, called in its thread; raise `UserError` on failure."""
@@ -70,7 +68,6 @@ class ThreadedModel(SampledModel):
 
     @asynccontextmanager
     async def open_session(self) -> AsyncIterator[Send]:
-        """See `SampledModel.open_session`."""
 
         async def send(batch: Sequence[Sample]) -> list[CompletionFields]:
             (call, sample) = batch[0]
@@ -79,7 +76,6 @@ class ThreadedModel(SampledModel):
         yield send
 
     def stream_uncached(self, call: PreparedRequest) -> Generator[Delta, None, CompletionFields]:
-        """See `SampledModel.stream_uncached`."""
         run = partial(self._run_request, call.request)
         return (yield from shared_event_loop().stream_items(run))
 
@@ -107,8 +103,7 @@ class ThreadedModel(SampledModel):
         def read(done: Completion, seconds: float) -> CompletionFields:
             return completion_to_json(replace(done, seconds=seconds))
 
-        retrying = RetryingClient(self.label, self.turns, self.throttle)
-        return retrying(send, Call(request, timeout=request.timeout), read, emit)
+        return self.client.call(send, Call(request, timeout=request.timeout), read, emit)
 
 
 FunctionOrName = Annotated[str | Callable[..., Any], "package.module:name, or a function"]

@@ -1,21 +1,31 @@
 """JSON requests to one server: concurrent, rate-limited, with timeouts, retries and streaming.
 
-`HttpClient` is the public class; `RetryingClient` makes one call and retries it until its answer
-can be parsed. API keys never appear in messages.
+`HttpClient` is the public class; its base `RetryingClient` repeats a call until its answer can be
+parsed. API keys never appear in messages.
 """
 
 import asyncio
+import json
 import math
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 from swarm._util.threads import shared_event_loop
-from swarm.models.http_errors import BadRequest, RateLimited, RequestError, RequestTimeout
+from swarm.models.http_errors import (
+    BadRequest,
+    ConnectionFailed,
+    RateLimited,
+    RequestError,
+    RequestTimeout,
+    ServerFault,
+    error_from_response,
+    to_one_line,
+)
 from swarm.models.rate_limit import (
     AdaptiveThrottle,
     ConcurrencySlot,
@@ -23,19 +33,25 @@ from swarm.models.rate_limit import (
     Limits,
     RateLimiter,
 )
-from swarm.models.transport import Call as Call
 from swarm.models.transport import (
-    HttpConnections,
-    StreamParser,
+    EventStreamParser,
+    describe_connection_error,
+    encode_body,
+    parse_json,
     parse_response,
     proxy_for,
     read_key,
+    redact,
     validate_env_name,
     validate_url,
 )
 
+if TYPE_CHECKING:
+    from aiohttp import ClientResponse, ClientSession
+
 T = TypeVar("T")
 P = TypeVar("P")
+P_co = TypeVar("P_co", covariant=True)
 
 FIRST_WAIT, GROWTH, MAX_WAIT = 0.25, 1.4, 30.0
 """Seconds before the first retry, the factor of each further wait, and the maximum in seconds."""
@@ -47,6 +63,41 @@ OVERTAKEN, MAX_OVERTAKEN = 3, 10
 """Number of refusals while other requests are accepted, after which a refusal does not count for
 the rate, and after which a request may fail for good.
 """
+
+MAX_BODY_BYTES, MAX_EVENT_BYTES, MAX_STREAM_BYTES = 64 * 2**20, 16 * 2**20, 2**30
+"""Maximum size of a response, of one event of a stream, and of a stream; uncompressed."""
+
+
+class Call(NamedTuple):
+    """One request.
+
+    Attributes:
+        body: JSON request body.
+        tokens: Estimated number of tokens; for `Limits.tokens_per_minute`.
+        timeout: Seconds for the answer including retries, from when the client's limits let it
+            start; `None`: only `Limits.timeout` and `Limits.retries` bound it.
+        data: The body in its encoded form, if several calls share it; `None`: not encoded yet.
+    """
+
+    body: Any
+    tokens: float = 0.0
+    timeout: float | None = None
+    data: bytes | None = None
+
+
+class StreamParser(Protocol[P_co]):
+    """Turns the events of a stream into pieces."""
+
+    @property
+    def is_complete(self) -> bool:
+        """True if the answer is complete even if the connection ends now."""
+
+    def parse_event(self, content: Any) -> Sequence[P_co]:
+        """Return the pieces in one event; raise `ValueError` or similar if it is malformed."""
+
+    def finish(self) -> tuple[Sequence[P_co], Any]:
+        """Return the pieces held back until the end, and the equivalent non-streamed response."""
+
 
 ParseResponse = Callable[[Any, float], T]
 """Parses a response, given its seconds including retries; `ValueError` and the like cause a retry.
@@ -144,18 +195,19 @@ class RetryingClient:
     """Makes calls to one model, with retries.
 
     Args:
-        label: The server's name in messages.
+        label: The model's name and server in messages.
         turns: Rate limiter.
-        throttle: Adaptive rate accepted by the server.
 
     Attributes:
+        throttle: Adaptive rate accepted by the server for this model.
         repeated: Number of retries so far.
     """
 
-    def __init__(self, label: str, turns: RateLimiter, throttle: AdaptiveThrottle) -> None:
-        self.label, self.turns, self.throttle, self.repeated = label, turns, throttle, 0
+    def __init__(self, label: str, turns: RateLimiter) -> None:
+        self.label, self.turns, self.repeated = label, turns, 0
+        self.throttle = turns.get_throttle(label)
 
-    async def __call__(
+    async def call(
         self,
         send: SendCall,
         call: Call,
@@ -181,9 +233,8 @@ class RetryingClient:
             last = f"; {failed.times} attempts; last error: {failed.last}" if failed.last else ""
             if not last and (wait := self.throttle.remaining_pause) > 0:
                 last = f"; the server asks to wait {wait:.0f} s (Retry-After)"
-            raise RequestTimeout(
-                f"{self.label}: no response within {call.timeout:g} s{last}"
-            ) from None
+            words = f"{self.label}: no response within {call.timeout:g} s{last}"
+            raise RequestTimeout(words) from None
 
     async def _attempt_call(
         self,
@@ -207,10 +258,9 @@ class RetryingClient:
         while True:
             if call.timeout and self.throttle.remaining_pause >= call.timeout:
                 raise TimeoutError
+            slot = ConcurrencySlot(self.turns, self.throttle, call.tokens, failed.deadline)
             try:
-                async with ConcurrencySlot(
-                    self.turns, self.throttle, call.tokens, failed.deadline
-                ) as sent:
+                async with slot as sent:
                     if not start:
                         start = sent
                         if clock and call.timeout:
@@ -222,26 +272,21 @@ class RetryingClient:
             except BadRequest:
                 self.throttle.record_success(sent)
                 raise
-            except (DeadlineExceeded, RequestError) as error:
-                if isinstance(error, RequestError):
-                    failure, wait = error, failed.add(error, sent)
-                else:
-                    failure, wait = failed.give_up(), None
-                if wait is None or started:
-                    if failed.times > 1:
-                        failure.add_words(f"{failed.times} attempts")
-                    raise failure from None
+            except DeadlineExceeded:
+                error, wait = failed.give_up(), None
+            except RequestError as failure:
+                error, wait = failure, failed.add(failure, sent)
+            if wait is None or started:
+                if failed.times > 1:
+                    error.add_words(f"{failed.times} attempts")
+                raise error from None
             if call.timeout and time.monotonic() + wait >= start + call.timeout:
                 raise TimeoutError
             self.repeated += 1
             await asyncio.sleep(wait)
 
 
-MakeCall = Callable[..., Awaitable[Any]]
-"""Makes a call on open connections: `call, read`, and for a stream `parser_class, emit`."""
-
-
-class HttpClient:
+class HttpClient(RetryingClient):
     """Posts JSON to one URL, with a key read from the environment when needed.
 
     It can be pickled and used from several threads, beside a running event loop, and after a fork.
@@ -252,11 +297,6 @@ class HttpClient:
         api_key_env: Name of the environment variable with the key; `None` sends no key.
         limits: Rate, concurrency and timeout limits.
         header, scheme: Header of the key, and the prefix of its value.
-
-    Attributes:
-        turns: Rate limiter.
-        throttle: Adaptive rate accepted by the server.
-        repeated: Number of retries.
 
     Raises:
         UserError: A value is invalid.
@@ -271,13 +311,10 @@ class HttpClient:
         header: str = "Authorization",
         scheme: str = "Bearer ",
     ) -> None:
-        self.name, self.url = name, validate_url(url)
-        self.api_key_env = validate_env_name(api_key_env)
+        self.url, self.api_key_env = validate_url(url), validate_env_name(api_key_env)
         self.limits = limits or Limits()
         self.header, self.scheme = header, scheme
-        self.turns = RateLimiter(self.limits)
-        self.throttle = self.turns.get_throttle(name)
-        self.repeated = 0
+        super().__init__(f"{name} ({url})", RateLimiter(self.limits))
 
     def for_model(self, name: str) -> "HttpClient":
         """Return a client for another model of the server; both share the limits.
@@ -285,14 +322,9 @@ class HttpClient:
         The adaptive rate is learned per model.
         """
         other = object.__new__(type(self))
-        throttle = self.turns.get_throttle(name)
-        other.__dict__.update(self.__dict__, name=name, repeated=0, throttle=throttle)
+        other.__dict__.update(self.__dict__)
+        RetryingClient.__init__(other, f"{name} ({self.url})", self.turns)
         return other
-
-    @property
-    def label(self) -> str:
-        """The server's name and URL, for messages."""
-        return f"{self.name} ({self.url})"
 
     def read_api_key(self) -> str | None:
         """Return the API key.
@@ -312,7 +344,7 @@ class HttpClient:
         self.read_api_key()
 
     @asynccontextmanager
-    async def open_session(self) -> AsyncIterator[MakeCall]:
+    async def open_session(self) -> AsyncIterator["HttpSession"]:
         """Open connections, on the event loop of `swarm._util.threads.shared_event_loop`.
 
         Raises:
@@ -322,7 +354,6 @@ class HttpClient:
 
         key, proxy = self.read_api_key(), proxy_for(self.url)
         headers = {self.header: f"{self.scheme}{key}"} if key else {}
-        retrying = RetryingClient(self.label, self.turns, self.throttle)
         async with aiohttp.ClientSession(
             headers={"Content-Type": "application/json", **headers},
             timeout=aiohttp.ClientTimeout(
@@ -331,24 +362,7 @@ class HttpClient:
             connector=aiohttp.TCPConnector(limit=0),
             cookie_jar=aiohttp.DummyCookieJar(),
         ) as session:
-            connections = HttpConnections(
-                session, self.label, self.url, proxy, key, self.api_key_env, self.limits
-            )
-
-            def make_call(
-                call: Call,
-                read: ParseResponse[T],
-                parser_class: Callable[[], StreamParser[P]] | None = None,
-                emit: Callable[[P], None] | None = None,
-            ) -> Awaitable[T]:
-                post = connections.post
-                send = partial(connections.stream, parser_class) if parser_class else post
-                return retrying(send, call, read, emit)
-
-            try:
-                yield make_call
-            finally:
-                self.repeated += retrying.repeated
+            yield HttpSession(self, session, proxy, key)
 
     def run_calls(self, calls: Sequence[Call], read: Callable[[int, Any], T]) -> list[T]:
         """Make all calls and parse the answers as they arrive; return the results in order.
@@ -363,24 +377,23 @@ class HttpClient:
         Raises:
             RequestError: A call failed for good; the class gives the kind of failure.
         """
-        return shared_event_loop().run(self._run_concurrently(calls, read)) if calls else []
 
-    async def _run_concurrently(
-        self, calls: Sequence[Call], read: Callable[[int, Any], T]
-    ) -> list[T]:
-        async def run(number: int, call: Call) -> T:
+        async def run(session: HttpSession, number: int, call: Call) -> T:
             try:
-                found: T = await make_call(call, lambda content, _: read(number, content))
-                return found
+                return await session.call(call, lambda content, _: read(number, content))
             except BadRequest as error:
                 return read(number, error)
 
-        try:
-            async with self.open_session() as make_call, asyncio.TaskGroup() as group:
-                tasks = [group.create_task(run(*numbered)) for numbered in enumerate(calls)]
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-        return [task.result() for task in tasks]
+        async def run_all() -> list[T]:
+            try:
+                async with self.open_session() as session, asyncio.TaskGroup() as group:
+                    runs = [run(session, *numbered) for numbered in enumerate(calls)]
+                    tasks = [group.create_task(one) for one in runs]
+            except BaseExceptionGroup as errors:
+                raise errors.exceptions[0] from None
+            return [task.result() for task in tasks]
+
+        return shared_event_loop().run(run_all()) if calls else []
 
     def stream(
         self, call: Call, parser_class: Callable[[], StreamParser[P]], read: ParseResponse[T]
@@ -399,8 +412,171 @@ class HttpClient:
         """
 
         async def run(emit: Callable[[P], None]) -> T:
-            async with self.open_session() as make_call:
-                found: T = await make_call(call, read, parser_class, emit)
-                return found
+            async with self.open_session() as session:
+                return await self.call(partial(session.stream, parser_class), call, read, emit)
 
         return (yield from shared_event_loop().stream_items(run))
+
+
+class HttpSession:
+    """Open connections of a client.
+
+    Args:
+        client: The client.
+        session: Session with the key in its headers, and the timeouts.
+        proxy: Proxy to use.
+        key: Key to redact from messages and answers.
+    """
+
+    def __init__(
+        self, client: HttpClient, session: "ClientSession", proxy: str | None, key: str | None
+    ) -> None:
+        self.client, self.label, self._key = client, client.label, key
+        self._post = partial(session.post, client.url, proxy=proxy, allow_redirects=False)
+
+    def call(self, call: Call, read: ParseResponse[T]) -> Awaitable[T]:
+        """Return the parsed answer of a call; see `RetryingClient.call`."""
+        return self.client.call(self.send, call, read)
+
+    async def send(self, call: Call, emit: object) -> Any:
+        """Send a call once and return the server's JSON response.
+
+        Raises:
+            RequestError: The request failed; the class gives the kind of failure.
+        """
+        return await self._exchange(call, self._read_response)
+
+    async def stream(
+        self, parser_class: Callable[[], StreamParser[P]], call: Call, emit: Callable[[P], None]
+    ) -> Any:
+        """Send a call once, emit the pieces of its answer, and return the complete response.
+
+        Raises:
+            RequestError: The request failed or the answer was cut off.
+        """
+        parser = parser_class()
+
+        def take(content: Any) -> None:
+            for piece in parse_response(self.label, content, partial(parser.parse_event, content)):
+                emit(piece)
+
+        try:
+            complete = await self._exchange(call, partial(self._read_events, take))
+        except (ConnectionFailed, RequestTimeout):
+            if not parser.is_complete:
+                raise
+        else:
+            if not (complete or parser.is_complete):
+                raise ServerFault(
+                    f"{self.label}: the connection closed before the response was complete"
+                )
+        pieces, response = parser.finish()
+        for piece in pieces:
+            emit(piece)
+        # Redact again: a key split over two events is visible only here.
+        return json.loads(self._redact(json.dumps(response)))
+
+    async def _exchange(self, call: Call, read: Callable[["ClientResponse"], Awaitable[T]]) -> T:
+        import aiohttp
+
+        data = encode_body(call.body) if call.data is None else call.data
+        try:
+            async with self._post(data=data) as response:
+                return await read(response)
+        except (aiohttp.ClientError, OSError) as error:
+            raise self._connection_error(error) from None
+
+    async def _read_response(
+        self,
+        response: "ClientResponse",
+        chunks: AsyncIterator[bytes] | None = None,
+        first: bytes = b"",
+    ) -> Any:
+        """Read and parse the body of a response, after its first part.
+
+        Raises:
+            RequestError: It is an error, or not JSON.
+        """
+        raw = bytearray(first)
+        async for chunk in chunks or response.content.iter_any():
+            raw += chunk
+            self._check_size("the response", len(raw), MAX_BODY_BYTES)
+        text = self._redact(raw.decode("utf-8", "replace"))
+        if response.status < 300:
+            return parse_json(self.label, "the response", text)
+        try:
+            content = parse_json("", "", text)
+        except ServerFault:
+            content = text
+        names = ("Retry-After", "Retry-After-Ms", "Location")
+        headers = {name: self._redact(response.headers.get(name, "")) for name in names}
+        variable = self.client.api_key_env
+        raise error_from_response(self.label, response.status, headers, content, variable)
+
+    async def _read_events(self, take: Callable[[Any], None], response: "ClientResponse") -> bool:
+        """Pass on the JSON of each event, or of the response if it is not a stream.
+
+        Returns:
+            True if the server marked the end of the stream.
+        """
+        events, chunks = EventStreamParser(), self._count_chunks(response)
+        first = b""
+        async for first in chunks:
+            if first.strip():
+                break
+        # No line of an event stream begins with a brace.
+        if response.status >= 300 or first.lstrip().startswith(b"{"):
+            take(await self._read_response(response, chunks, first))
+            return True
+        if self._dispatch_events(events.feed(first), take):
+            return True
+        async for chunk in chunks:
+            if self._dispatch_events(events.feed(chunk), take):
+                return True
+            self._check_size("an event", events.pending, MAX_EVENT_BYTES)
+        # Some servers omit the empty line after the last event.
+        return self._dispatch_events(events.feed(b"\n\n"), take)
+
+    async def _count_chunks(self, response: "ClientResponse") -> AsyncIterator[bytes]:
+        size = 0
+        async for chunk in response.content.iter_any():
+            size += len(chunk)
+            self._check_size("the stream", size, MAX_STREAM_BYTES)
+            yield chunk
+
+    def _dispatch_events(
+        self, events: Iterator[tuple[str, str]], take: Callable[[Any], None]
+    ) -> bool:
+        """Pass on the events; return True at the end marker."""
+        for name, data in events:
+            if data.strip() == "[DONE]":
+                return True
+            content = parse_json(self.label, "an event", self._redact(data))
+            take({"error": content} if name == "error" else content)
+        return False
+
+    def _check_size(self, part: str, size: int, limit: int) -> None:
+        """Raise an error, which is not retried, if a part of a response is above its limit."""
+        if size > limit:
+            error = ServerFault(f"{self.label}: {part} is longer than {limit // 2**20} MiB")
+            error.passing = False
+            raise error
+
+    def _redact(self, text: str) -> str:
+        return redact(text, self._key)
+
+    def _connection_error(self, error: Exception) -> RequestError:
+        """Return the error for a failed connection."""
+        import aiohttp
+
+        limits = self.client.limits
+        if isinstance(error, aiohttp.ConnectionTimeoutError):
+            timeout = f"{limits.connect_timeout:g} s (limits.connect_timeout)"
+            return RequestTimeout(f"{self.label}: no connection within {timeout}")
+        if isinstance(error, TimeoutError):
+            timeout = f"{limits.timeout:g} s (limits.timeout)"
+            return RequestTimeout(f"{self.label}: no response within {timeout}")
+        words = to_one_line(self._redact(describe_connection_error(error)))
+        if isinstance(error, aiohttp.ClientConnectorError):
+            words += " (is the server running, and is this its URL?)"
+        return ConnectionFailed(f"{self.label}: the connection failed: {words}")

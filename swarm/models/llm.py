@@ -76,7 +76,6 @@ class LLM(ThreadedModel):
                 raise UserError(f"{self.label}: {self._error_text(error)}") from None
 
     def prepare(self, request: Request) -> PreparedRequest:
-        """See `SampledModel.prepare`."""
         if request.choices:
             raise UserError(f"{self.label}: cannot score choices")
         self._load_model()

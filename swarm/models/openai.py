@@ -28,7 +28,7 @@ from swarm.models.base import (
     split_thoughts,
 )
 from swarm.models.cache import Cache, make_cache_key
-from swarm.models.http import Call, HttpClient, MakeCall
+from swarm.models.http import Call, HttpClient, HttpSession
 from swarm.models.http_errors import (
     CONTENT_ERROR_CODES,
     BadRequest,
@@ -246,7 +246,7 @@ class StreamedToolCalls:
 
 
 class StreamedCompletion:
-    """Parses a streamed chat completion; see `swarm.models.transport.StreamParser`."""
+    """Parses a streamed chat completion; see `swarm.models.http.StreamParser`."""
 
     def __init__(self) -> None:
         self._splitter = ThoughtSplitter()
@@ -455,20 +455,18 @@ class OpenAI(SampledModel):
 
     @asynccontextmanager
     async def open_session(self) -> AsyncIterator[Send]:
-        """See `SampledModel.open_session`."""
         self.check()
-        async with self.client.open_session() as make_call:
-            yield partial(self._send_batch, make_call)
+        async with self.client.open_session() as session:
+            yield partial(self._send_batch, session)
 
     async def _send_batch(
-        self, make_call: MakeCall, batch: Sequence[Sample]
+        self, session: HttpSession, batch: Sequence[Sample]
     ) -> list[CompletionFields]:
         """Request one or several samples of a request; fewer may be returned."""
         prepared, number = batch[0]
         call = self._build_call(prepared, number, len(batch))
-        answers: list[CompletionFields]
         try:
-            answers = await make_call(call, self._response_reader(call, len(batch)))
+            answers = await session.call(call, self._response_reader(call, len(batch)))
         except BadRequest as error:
             refused = self._refused_answers(error, len(batch))
             if refused is None and len(batch) == 1:
@@ -515,15 +513,16 @@ class OpenAI(SampledModel):
         def read(content: Any, seconds: float) -> list[CompletionFields]:
             nonlocal lacking
             answers = parse_answers(content, count, seconds)
-            spent = sum(answer["prompt_tokens"] + answer["new_tokens"] for answer in answers)
+            spent = 0
             for answer in answers:
+                spent += answer["prompt_tokens"] + answer["new_tokens"]
                 self._record_usage(answer)
             if spent:
                 self.client.turns.tokens.adjust_reservation(spent - call.tokens)
-            lacks = any(lacks_logprobs(call.body, answer) for answer in answers)
-            if not lacks and any("tokens" in answer for answer in answers):
-                self._returns_logprobs = True
-            if lacks and again and self._returns_logprobs is not False:
+            if not any(lacks_logprobs(call.body, answer) for answer in answers):
+                if any("tokens" in answer for answer in answers):
+                    self._returns_logprobs = True
+            elif again and self._returns_logprobs is not False:
                 lacking += 1
                 if lacking <= min(MAX_LOGPROB_RETRIES, self.client.limits.retries):
                     raise MalformedResponse("the requested log probabilities are missing")
@@ -546,7 +545,6 @@ class OpenAI(SampledModel):
         return not lacks_logprobs(call.body or {}, answer)
 
     def stream_uncached(self, call: PreparedRequest) -> Generator[Delta, None, CompletionFields]:
-        """See `SampledModel.stream_uncached`."""
         self.check()
         plain = self._build_call(call, call.request.sample, 1)
         read = self._response_reader(plain, 1, again=False)

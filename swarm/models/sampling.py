@@ -228,16 +228,13 @@ class CachedModel(SampledModel):
         self.model = model
 
     def check(self) -> None:
-        """See `Model.check`."""
         self.model.check()
 
     def open(self, device: str) -> None:
-        """See `Model.open`."""
         self.model.open(device)
 
     @asynccontextmanager
     async def open_session(self) -> AsyncIterator[Send]:
-        """See `SampledModel.open_session`."""
         yield self._send_batch
 
     async def _send_batch(self, batch: Sequence[Sample]) -> list[CompletionFields | UserError]:
@@ -249,7 +246,6 @@ class CachedModel(SampledModel):
         return [one if isinstance(one, UserError) else completion_to_json(one) for one in outcomes]
 
     def stream_uncached(self, call: PreparedRequest) -> Generator[Delta, None, CompletionFields]:
-        """See `SampledModel.stream_uncached`."""
         request = replace(call.request, stop_check=None)
         return completion_to_json((yield from self.model.stream(request)))
 
@@ -446,31 +442,32 @@ class Sampler:
     def _look_up(self) -> None:
         """Deliver cached samples, and queue the others."""
         new, self._new = self._new, []
-        sought: dict[SampledModel, list[_Item]] = {}
-        for (call, sample), waiting, index, first in new:
-            key = (call.model.cache or waiting, sample_key(call, sample))
-            if item := self._wanted.get(key):
-                item.waiting.append((waiting, index))
-                continue
-            number = 0 if call.equal else sample
-            item = _Item(key, call, number, first, self, [(waiting, index)])
-            self._wanted[key] = item
-            sought.setdefault(call.model, []).append(item)
-        for model, items in sought.items():
-            cached: dict[str, CompletionFields] = {}
+        wanted: dict[SampledModel, list[tuple[Sample, _Waiting, int, bool]]] = {}
+        for one in new:
+            wanted.setdefault(one[0][0].model, []).append(one)
+        for model, ones in wanted.items():
+            names = [sample_key(*sample) for sample, *_ in ones]
+            found: dict[str, Outcome] = {}
             try:
                 if model.cache:
-                    cached = model.cache.get([item.key[1] for item in items], completion_fields)
+                    cached = model.cache.get(list(dict.fromkeys(names)), completion_fields)
+                    found = {k: model.build_completion(one, True) for k, one in cached.items()}
             except UserError as error:
-                for item in items:
-                    self._deliver(item, error)
-                continue
+                found = dict.fromkeys(names, error)
+            for one_found in found.values():
+                self._count_outcome(one_found)
             missing = []
-            for item in items:
-                if (answer := cached.get(item.key[1])) is None:
-                    missing.append(item)
+            for name, ((call, sample), waiting, index, first) in zip(names, ones, strict=True):
+                key = (model.cache or waiting, name)
+                if outcome := found.get(name):
+                    waiting.deliver(index, outcome)
+                elif item := self._wanted.get(key):
+                    item.waiting.append((waiting, index))
                 else:
-                    self._deliver(item, model.build_completion(answer, cached=True))
+                    number = 0 if call.equal else sample
+                    item = _Item(key, call, number, first, self, [(waiting, index)])
+                    self._wanted[key] = item
+                    missing.append(item)
             if missing:
                 self._enqueue(self._queues.setdefault(model, ModelQueue(model)), missing)
         self._dispatch()
@@ -518,12 +515,15 @@ class Sampler:
             for follow in item.followers:
                 follow(outcome)
 
-    def _deliver(self, item: _Item, outcome: Outcome) -> None:
+    def _count_outcome(self, outcome: Outcome) -> None:
         self.received += 1
         if isinstance(outcome, UserError):
             self.failed += 1
             if self.stop:
                 self._fail(outcome)
+
+    def _deliver(self, item: _Item, outcome: Outcome) -> None:
+        self._count_outcome(outcome)
         del self._wanted[item.key]
         for waiting, index in item.waiting:
             waiting.deliver(index, outcome)

@@ -1,36 +1,17 @@
-"""HTTP requests with JSON bodies, JSON or event-stream responses, and one-line error messages.
-
-Also contains the validation of URLs, key variables and proxies.
-"""
+"""What HTTP requests consist of: URLs, keys, proxies, JSON bodies, event streams."""
 
 import json
 import os
 import re
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 from swarm.errors import UserError
-from swarm.models.http_errors import (
-    ConnectionFailed,
-    MalformedResponse,
-    RequestError,
-    RequestTimeout,
-    ServerFault,
-    error_from_response,
-    to_one_line,
-)
-from swarm.models.rate_limit import Limits
-
-if TYPE_CHECKING:
-    from aiohttp import ClientResponse, ClientSession
+from swarm.models.http_errors import MalformedResponse, ServerFault, to_one_line
 
 T = TypeVar("T")
-P = TypeVar("P")
-P_co = TypeVar("P_co", covariant=True)
 
 
 def validate_url(url: object) -> str:
@@ -159,25 +140,14 @@ class EventStreamParser:
             self.pending = len(self._parts[0])
 
 
-class StreamParser(Protocol[P_co]):
-    """Turns the events of a stream into pieces."""
-
-    @property
-    def is_complete(self) -> bool:
-        """True if the answer is complete even if the connection ends now."""
-
-    def parse_event(self, content: Any) -> Sequence[P_co]:
-        """Return the pieces in one event; raise `ValueError` or similar if it is malformed."""
-
-    def finish(self) -> tuple[Sequence[P_co], Any]:
-        """Return the pieces held back until the end, and the equivalent non-streamed response."""
-
-
-MAX_BODY_BYTES, MAX_EVENT_BYTES, MAX_STREAM_BYTES = 64 * 2**20, 16 * 2**20, 2**30
-"""Maximum size of a response, of one event of a stream, and of a stream; uncompressed."""
-
 MIN_KEY_LENGTH = 8
 """Minimum length of keys to redact; shorter ones would match ordinary text."""
+
+
+def redact(text: str, key: str | None) -> str:
+    """Hide a key, which a server may repeat; it must not be stored anywhere."""
+    return text if key is None or len(key) < MIN_KEY_LENGTH else text.replace(key, "***")
+
 
 _encode_json = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -187,197 +157,16 @@ def encode_body(body: Any) -> bytes:
     return _encode_json(body).encode("utf-8", "replace")
 
 
-class Call(NamedTuple):
-    """One request.
+def parse_json(label: str, part: str, text: str) -> Any:
+    """Parse a part of a server's response.
 
-    Attributes:
-        body: JSON request body.
-        tokens: Estimated number of tokens; for `Limits.tokens_per_minute`.
-        timeout: Seconds for the answer including retries, from when the client's limits let it
-            start; `None`: only `Limits.timeout` and `Limits.retries` bound it.
-        data: The body in its encoded form, if several calls share it; `None`: not encoded yet.
+    Raises:
+        ServerFault: It is not JSON.
     """
-
-    body: Any
-    tokens: float = 0.0
-    timeout: float | None = None
-    data: bytes | None = None
-
-
-@dataclass(frozen=True)
-class HttpConnections:
-    """Posts bodies to a URL.
-
-    Attributes:
-        session: Session with the key in its headers, and the timeouts.
-        label: The server's name in messages.
-        url, proxy: URL, and the proxy to use.
-        key: Key to redact from messages and answers, which a server may repeat; it must not be
-            stored anywhere.
-        api_key_env: Environment variable of the key, for messages.
-        limits: For messages.
-    """
-
-    session: "ClientSession"
-    label: str
-    url: str
-    proxy: str | None
-    key: str | None
-    api_key_env: str | None
-    limits: Limits
-
-    async def post(self, call: Call, emit: object = None) -> Any:
-        """Return the server's JSON response.
-
-        Raises:
-            RequestError: The request failed; the class gives the kind of failure.
-        """
-        return await self._exchange(call, self._read_response)
-
-    async def stream(
-        self, parser_class: Callable[[], StreamParser[P]], call: Call, emit: Callable[[P], None]
-    ) -> Any:
-        """Emit the pieces of an answer as they arrive, and return the complete response.
-
-        Raises:
-            RequestError: The request failed or the answer was cut off.
-        """
-        parser = parser_class()
-
-        def take(content: Any) -> None:
-            for piece in parse_response(self.label, content, partial(parser.parse_event, content)):
-                emit(piece)
-
-        try:
-            complete = await self._exchange(call, partial(self._read_events, take))
-        except (ConnectionFailed, RequestTimeout):
-            if not parser.is_complete:
-                raise
-        else:
-            if not (complete or parser.is_complete):
-                raise ServerFault(
-                    f"{self.label}: the connection closed before the response was complete"
-                )
-        pieces, response = parser.finish()
-        for piece in pieces:
-            emit(piece)
-        # Redact again: a key split over two events is visible only here.
-        text = json.dumps(response)
-        cleaned = self._redact(text)
-        return response if cleaned == text else json.loads(cleaned)
-
-    async def _exchange(self, call: Call, read: Callable[["ClientResponse"], Awaitable[T]]) -> T:
-        import aiohttp
-
-        data = encode_body(call.body) if call.data is None else call.data
-        try:
-            async with self.session.post(
-                self.url, data=data, proxy=self.proxy, allow_redirects=False
-            ) as response:
-                return await read(response)
-        except (aiohttp.ClientError, OSError) as error:
-            raise self._connection_error(error) from None
-
-    async def _read_response(
-        self,
-        response: "ClientResponse",
-        chunks: AsyncIterator[bytes] | None = None,
-        first: bytes = b"",
-    ) -> Any:
-        """Read and parse the body of a response, after its first part.
-
-        Raises:
-            RequestError: It is an error, or not JSON.
-        """
-        raw = bytearray(first)
-        async for chunk in chunks or response.content.iter_any():
-            raw += chunk
-            self._check_size("the response", len(raw), MAX_BODY_BYTES)
-        text = self._redact(raw.decode("utf-8", "replace"))
-        if response.status < 300:
-            return self._parse_json("the response", text)
-        try:
-            content = self._parse_json("", text)
-        except ServerFault:
-            content = text
-        names = ("Retry-After", "Retry-After-Ms", "Location")
-        headers = {name: self._redact(response.headers.get(name, "")) for name in names}
-        raise error_from_response(self.label, response.status, headers, content, self.api_key_env)
-
-    async def _read_events(self, take: Callable[[Any], None], response: "ClientResponse") -> bool:
-        """Pass on the JSON of each event, or of the response if it is not a stream.
-
-        Returns:
-            True if the server marked the end of the stream.
-        """
-        events, chunks = EventStreamParser(), self._count_chunks(response)
-        first = b""
-        async for first in chunks:
-            if first.strip():
-                break
-        # No line of an event stream begins with a brace.
-        if response.status >= 300 or first.lstrip().startswith(b"{"):
-            take(await self._read_response(response, chunks, first))
-            return True
-        if self._dispatch_events(events.feed(first), take):
-            return True
-        async for chunk in chunks:
-            if self._dispatch_events(events.feed(chunk), take):
-                return True
-            self._check_size("an event", events.pending, MAX_EVENT_BYTES)
-        # Some servers omit the empty line after the last event.
-        return self._dispatch_events(events.feed(b"\n\n"), take)
-
-    async def _count_chunks(self, response: "ClientResponse") -> AsyncIterator[bytes]:
-        size = 0
-        async for chunk in response.content.iter_any():
-            size += len(chunk)
-            self._check_size("the stream", size, MAX_STREAM_BYTES)
-            yield chunk
-
-    def _dispatch_events(
-        self, events: Iterator[tuple[str, str]], take: Callable[[Any], None]
-    ) -> bool:
-        """Pass on the events; return True at the end marker."""
-        for name, data in events:
-            if data.strip() == "[DONE]":
-                return True
-            content = self._parse_json("an event", self._redact(data))
-            take({"error": content} if name == "error" else content)
-        return False
-
-    def _check_size(self, part: str, size: int, limit: int) -> None:
-        """Raise an error, which is not retried, if a part of a response is above its limit."""
-        if size > limit:
-            error = ServerFault(f"{self.label}: {part} is longer than {limit // 2**20} MiB")
-            error.passing = False
-            raise error
-
-    def _parse_json(self, part: str, text: str) -> Any:
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError):
-            raise ServerFault(f"{self.label}: {part} is not JSON: {to_one_line(text)}") from None
-
-    def _redact(self, text: str) -> str:
-        if self.key is None or len(self.key) < MIN_KEY_LENGTH:
-            return text
-        return text.replace(self.key, "***")
-
-    def _connection_error(self, error: Exception) -> RequestError:
-        """Return the error for a failed connection."""
-        import aiohttp
-
-        if isinstance(error, aiohttp.ConnectionTimeoutError):
-            timeout = f"{self.limits.connect_timeout:g} s (limits.connect_timeout)"
-            return RequestTimeout(f"{self.label}: no connection within {timeout}")
-        if isinstance(error, TimeoutError):
-            timeout = f"{self.limits.timeout:g} s (limits.timeout)"
-            return RequestTimeout(f"{self.label}: no response within {timeout}")
-        words = to_one_line(self._redact(describe_connection_error(error)))
-        if isinstance(error, aiohttp.ClientConnectorError):
-            words += " (is the server running, and is this its URL?)"
-        return ConnectionFailed(f"{self.label}: the connection failed: {words}")
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise ServerFault(f"{label}: {part} is not JSON: {to_one_line(text)}") from None
 
 
 def describe_connection_error(error: Exception) -> str:

@@ -265,7 +265,6 @@ class SharedLocalModel(Model):
             self._batcher.open(choose_device(self.home.device or device))
 
     def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
-        """See `Model.generate_each`."""
         start = time.monotonic()
         try:
             pending = self._submit_requests(requests)
@@ -278,7 +277,6 @@ class SharedLocalModel(Model):
                 one.abandoned = True
 
     def stream(self, request: Request) -> Stream:
-        """See `Model.stream`."""
         texts: SimpleQueue[str | None] = SimpleQueue()
 
         def on_text(text: str) -> bool:

@@ -133,13 +133,11 @@ class RoutedGroup(AdapterGroup):
         return self.base, self.folder, tuple(self.places)
 
     def load(self, device: str, engine: Any = None) -> HFEngine:
-        """See `AdapterGroup.load`."""
         found = super().load(device, engine)
         found.router = self.router
         return found
 
     def fingerprint(self) -> str:
-        """See `AdapterGroup.fingerprint`."""
         return f"{super().fingerprint()} {self.router.digest()}"
 
 
@@ -157,34 +155,28 @@ class EnsembleGroup:
 
     @property
     def group_key(self) -> object:
-        """See `AdapterGroup.group_key`."""
         return (*self.panel.models, self.panel.base)
 
     def merge_with(self, other: Any) -> "EnsembleGroup":
-        """See `AdapterGroup.merge_with`."""
         positions = np.concatenate([self.positions, other.positions])
         return EnsembleGroup(self.panel, [*self.places, *other.places], positions)
 
     def load_context(self) -> tuple[Any, float]:
-        """See `AdapterGroup.load_context`."""
         engine = TokenEnsembleEngine()
         tokenizer = engine.check(self.panel.base, self.panel)
         return tokenizer, engine.context
 
     def check(self) -> None:
-        """See `AdapterGroup.check`."""
         self.panel.check()
         self.load_context()
 
     def load(self, device: str, engine: Any = None) -> TokenEnsembleEngine:
-        """See `AdapterGroup.load`."""
         found: TokenEnsembleEngine = engine or TokenEnsembleEngine()
         if engine is None:
             found.open(self.panel.base, self.panel, device)
         return found
 
     def fingerprint(self) -> str:
-        """See `AdapterGroup.fingerprint`."""
         return f"{self.panel.fingerprint()} {self.positions.tolist()}"
 
 

@@ -79,22 +79,27 @@ others need a key: export SWARM_API_KEY=... before the server starts. Ctrl-C sto
 def serve(**options: Any) -> None:
     """Serve models over an OpenAI-compatible API: the base model, the experts, the models that
     searches have found, mixtures of agents, consortia, endpoints."""
-    key = _read_api_key(options["api_key_env"])
+    host, variable = options["host"], options["api_key_env"] or KEY_VARIABLE
+    key = os.environ.get(variable, "").strip()
+    if options["api_key_env"] and not key:
+        raise UserError(f"--api-key-env {variable}: this environment variable is not set", 2)
+    if not (key.isascii() and key.isprintable()):
+        raise UserError(f"{variable}: a key has printable ASCII characters only", 2)
     require_packages("serve", "fastapi", "uvicorn")
     # Spinning OpenMP threads slow down other computations; must be set before torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from swarm.models.trace import Trace
     from swarm.serve.server import bind_socket, build_server, is_loopback, server_url
 
-    local = is_loopback(options["host"])
+    local = is_loopback(host)
     if not (key or options["insecure"] or local):
         raise UserError(
-            f"--host {options['host']}: reachable by others without a key: set "
-            f"{options['api_key_env'] or KEY_VARIABLE}, or pass --insecure to allow this",
+            f"--host {host}: reachable by others without a key: set {variable}, or pass "
+            "--insecure to allow this",
             2,
         )
     models = _load_models(options)
-    with bind_socket(options["host"], options["port"]) as bound:
+    with bind_socket(host, options["port"]) as bound:
         path = options["trace"]
         trace = Trace(path, {"serve": list(models)}) if path else None
         if options["preload"]:
@@ -104,24 +109,20 @@ def serve(**options: Any) -> None:
             print(f"loading the local models on {device}", flush=True)
             for model in models.values():
                 model.open(device)
-        for line in _greeting(server_url(bound), list(models), key is not None, options):
+        url, names = server_url(bound), list(models)
+        header = f' -H "Authorization: Bearer ${variable}"' if key else ""
+        body = f'{{"model": "{names[0]}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+        lazy = not options["preload"] and any(name.startswith("local/") for name in names)
+        for line in (
+            f"serving {len(names)} models at {url}" + (f", key in {variable}" if key else ""),
+            *(f"  {name}" for name in names),
+            *(["local models are loaded at the first request; --preload loads them now"] * lazy),
+            f"curl {url}/chat/completions -H 'Content-Type: application/json'{header} -d '{body}'",
+            "Ctrl-C stops it",
+        ):
             print(escape_control_chars(line), flush=True)
         limits = options["concurrency"], options["queue"], options["max_tokens"]
-        build_server(models, key, local, *limits, trace).run([bound])
-
-
-def _read_api_key(variable: str | None) -> str | None:
-    """Return the API key, or `None` if none is set.
-
-    Raises:
-        UserError: The named variable is empty, or the key is not printable ASCII.
-    """
-    key = os.environ.get(variable or KEY_VARIABLE, "").strip()
-    if variable and not key:
-        raise UserError(f"--api-key-env {variable}: this environment variable is not set", 2)
-    if not (key.isascii() and key.isprintable()):
-        raise UserError(f"{variable or KEY_VARIABLE}: a key has printable ASCII characters only", 2)
-    return key or None
+        build_server(models, key or None, local, *limits, trace).run([bound])
 
 
 def _load_models(options: dict[str, Any]) -> dict[str, Any]:
@@ -131,37 +132,23 @@ def _load_models(options: dict[str, Any]) -> dict[str, Any]:
         UserError: A given name does not exist, or there are no models.
     """
     from swarm.models.providers import Providers
-    from swarm.registry.local_models import LocalModels
     from swarm.registry.registry import Roster
-    from swarm.serve.server import discover_models, select_models
+    from swarm.serve.server import discover_models
 
     places = {k: options[k] for k in ("base", "pool", "device") if options[k]}
     cache: Literal["default"] | None = None if options["no_cache"] else "default"
     roster = Roster(Providers.load(options["providers"]), cache=cache, **places)
     if options["names"]:
-        return select_models(roster, list(dict.fromkeys(options["names"])))
-    found, left_out = discover_models(roster, LocalModels(**places).list_names())
+        found = {name: roster.model(name) for name in options["names"]}
+        roster.check()
+        return found
+    found, left_out = discover_models(roster, roster.local.list_names())
     if left_out:
         names = escape_control_chars(", ".join(left_out))
         print(f"not served, as something is missing: {names} (--model NAME says what)")
     if not found:
         raise UserError("no model to serve; give one with --model NAME, see docs/models.md")
     return found
-
-
-def _greeting(url: str, names: list[str], keyed: bool, options: dict[str, Any]) -> list[str]:
-    """Return the messages at startup: address, models, and an example request."""
-    variable = options["api_key_env"] or KEY_VARIABLE
-    header = f' -H "Authorization: Bearer ${variable}"' if keyed else ""
-    body = f'{{"model": "{names[0]}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
-    lazy = not options["preload"] and any(name.startswith("local/") for name in names)
-    return [
-        f"serving {len(names)} models at {url}" + (f", key in {variable}" if keyed else ""),
-        *(f"  {name}" for name in names),
-        *(["local models are loaded at the first request; --preload loads them now"] * lazy),
-        f"curl {url}/chat/completions -H 'Content-Type: application/json'{header} -d '{body}'",
-        "Ctrl-C stops it",
-    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

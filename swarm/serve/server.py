@@ -48,15 +48,14 @@ def build_server(
             line.stop_all()
             await super().shutdown(sockets)
 
-    return NotifyingServer(
-        server_config(
-            service.app,
-            concurrency + queue + SPARE_CONNECTIONS,
-            lifespan="off",
-            timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
-            ws="none",
-        )
+    config = server_config(
+        service.app,
+        concurrency + queue + SPARE_CONNECTIONS,
+        lifespan="off",
+        timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
+        ws="none",
     )
+    return NotifyingServer(config)
 
 
 def is_loopback(host: str) -> bool:
@@ -77,8 +76,8 @@ def bind_socket(host: str, port: int) -> socket.socket:
         kind, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=kind, backlog=2048)
     except (OSError, UnicodeError) as error:
-        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        reason = getattr(error, "strerror", None) or error
+        taken = getattr(error, "errno", None) == errno.EADDRINUSE
         more = "; --port 0 selects a free one" if taken else ""
         raise UserError(f"{host}:{port} cannot be bound: {reason}{more}") from None
 
@@ -87,18 +86,6 @@ def server_url(bound: socket.socket) -> str:
     """Return the URL of a bound server."""
     host, port = bound.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}/v1"
-
-
-def select_models(roster: "Roster", names: Sequence[str]) -> dict[str, Model]:
-    """Return the models of these names after checking them; nothing is loaded yet.
-
-    Raises:
-        UserError: A model does not exist, or something it needs is missing.
-    """
-    models = {name: roster.model(name) for name in names}
-    for model in models.values():
-        model.check()
-    return models
 
 
 def discover_models(roster: "Roster", local: Sequence[str]) -> tuple[dict[str, Model], list[str]]:
@@ -110,7 +97,7 @@ def discover_models(roster: "Roster", local: Sequence[str]) -> tuple[dict[str, M
 
     Returns:
         Models that can be used, and the names of the others, for which e.g. a key or a file is
-        missing; see `select_models` for the reason.
+        missing; `Model.check` says which.
 
     Raises:
         UserError: The database of saved consortia cannot be read.
@@ -119,16 +106,14 @@ def discover_models(roster: "Roster", local: Sequence[str]) -> tuple[dict[str, M
     from swarm.multi_agent.presets import preset_names
 
     consortia = dict.fromkeys([*ConsortiumStore().list_names(), *preset_names("consortium")])
-    names = [
-        *(f"local/{name}" for name in local),
-        *(f"moa/{name}" for name in preset_names("moa")),
-        *(f"consortium/{name}" for name in consortia),
-    ]
+    kinds = {"local": local, "moa": preset_names("moa"), "consortium": consortia}
     found: dict[str, Model] = {}
     left_out = []
-    for name in names:
+    for name in [f"{kind}/{name}" for kind, names in kinds.items() for name in names]:
         try:
-            found |= select_models(roster, [name])
+            model = roster.model(name)
+            model.check()
+            found[name] = model
         except UserError:
             left_out.append(name)
     return found, left_out

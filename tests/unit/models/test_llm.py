@@ -210,9 +210,9 @@ def test_a_rate_limit_is_waited_for(headers: dict[str, str]) -> None:
     asked = LLM("rationed", concurrency=8)
     said = asked.generate_each([Request(str(n)) for n in range(40)])
     assert [getattr(one, "text", one) for one in said] == [f"so: {n}" for n in range(40)]
-    assert model.refused and asked.throttle.rate is not None
+    assert model.refused and asked.client.throttle.rate is not None
     assert model.refused < 20, "the rate fell"
-    assert asked.throttle.active == 0
+    assert asked.client.throttle.active == 0
 
 
 def test_a_rate_limit_ends_with_the_timeout_and_at_a_quota() -> None:

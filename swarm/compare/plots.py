@@ -7,7 +7,7 @@ needed.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -34,6 +34,7 @@ from swarm.compare.answer_values import (
 from swarm.errors import InvalidArgument
 from swarm.report.charts import figure_to_bytes
 from swarm.stats.intervals import ColumnIntervals, bootstrap_intervals
+from swarm.stats.significance import make_generator
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,7 +63,8 @@ MAX_LABEL_CHARS = 48
 MAX_DOTS = 400
 """Maximum dots per category; more answers are sampled at random."""
 
-EXPECTED_COLUMN = "expected rating"
+Look = dict[str, Any]
+"""Arguments of a matplotlib artist."""
 
 
 class FigureOptions(Settings):
@@ -158,12 +160,12 @@ def stacked_bars(
             probability that the endpoint did not report is a light segment.
     """
     options = parse_options(given)
-    by, chosen = options.category_column, options.selected_categories
+    by = options.category_column
     values = read_answers(
         df,
         answer_column,
         by,
-        chosen,
+        options.selected_categories,
         selected_answers,
         min_fraction,
         count=not probabilities,
@@ -175,18 +177,16 @@ def stacked_bars(
     first = {name: place for place, name in enumerate(options.colors or {})}
     order = sorted(range(len(values.names)), key=lambda k: first.get(values.names[k], len(first)))
     values = values._replace(names=[values.names[k] for k in order], matrix=values.matrix[:, order])
-    styles = assign_fill_styles(values.names, options.colors)
-    fills = [styles[name] for name in values.names]
+    looks = assign_looks(values.names, options.colors)
     figure, axes = _create_figure(3.4 + 1.4 * len(values.categories), 5.4)
     for place, found in _intervals_by_category(values, by).items():
-        _draw_bar(axes, place, found, fills, options.error_bars)
+        _draw_bar(axes, place, found, [looks[name] for name in values.names], options.error_bars)
     _label_categories(axes, values, by)
     axes.set_ylim(0, 1.02)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    kind = "mean probability" if values.kind == "probabilities" else "share of answers"
-    axes.set_ylabel(kind)
-    patches = [Patch(label=shorten_label(name), **styles[name].look) for name in values.names]
-    _add_legend(axes, patches[::-1], answer_column)
+    axes.set_ylabel("mean probability" if values.kind == "probabilities" else "share of answers")
+    patches = [Patch(label=shorten_label(name), **looks[name]) for name in values.names]
+    _add_legend(axes, answer_column, handles=patches[::-1])
     note = "In brackets: 95 % intervals, in percent." if options.error_bars else ""
     return _finish_figure(figure, df, options, note)
 
@@ -215,7 +215,7 @@ def probs_stacked_bar(
 
 def _intervals_by_category(values: AnswerMatrix, by: str) -> dict[int, ColumnIntervals]:
     """Return the means with their intervals of each category that has answers."""
-    clusters = values.cluster_codes([name for name in CLUSTER_COLUMNS if name != by])
+    clusters = values.cluster_codes(name for name in CLUSTER_COLUMNS if name != by)
     found = {}
     for place in np.unique(values.category):
         here = values.category == place
@@ -224,36 +224,23 @@ def _intervals_by_category(values: AnswerMatrix, by: str) -> dict[int, ColumnInt
     return found
 
 
-class FillStyle(NamedTuple):
-    """A matplotlib colour and a hatch, empty for none."""
-
-    colour: str
-    hatch: str
-
-    @property
-    def look(self) -> dict[str, Any]:
-        """Arguments of a bar or a patch."""
-        edge = "#333333" if self.hatch else "white"
-        return {"facecolor": self.colour, "hatch": self.hatch, "edgecolor": edge}
-
-
 def _draw_bar(
-    axes: "Axes", place: int, found: ColumnIntervals, fills: Sequence[FillStyle], error_bars: bool
+    axes: "Axes", place: int, found: ColumnIntervals, looks: Sequence[Look], error_bars: bool
 ) -> None:
     """Draw one category's segments from the bottom, each with its share and interval."""
     bottom = 0.0
-    for k, fill in enumerate(fills):
+    for k, look in enumerate(looks):
         share = float(found.center[k])
         if share <= 0:
             continue
-        axes.bar(place, share, 0.85, bottom, linewidth=0.8, **fill.look)
+        axes.bar(place, share, 0.85, bottom, linewidth=0.8, **look)
         if share >= MIN_LABELLED_SHARE:
             text = f"{share:.0%}"
             if error_bars and np.isfinite(found.low[k]):
                 text += f" [{100 * found.low[k]:.0f}, {100 * found.high[k]:.0f}]"
-            look: dict[str, Any] = {"bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1.2}}
+            box: Look = {"bbox": {"facecolor": "white", "edgecolor": "none", "pad": 1.2}}
             height = bottom + share / 2
-            axes.text(place, height, text, ha="center", va="center", fontsize=8, zorder=6, **look)
+            axes.text(place, height, text, ha="center", va="center", fontsize=8, zorder=6, **box)
         bottom += share
 
 
@@ -262,14 +249,25 @@ def rating_cumulative_plot(
     probs_column: str = "probs",
     min_rating: int | None = None,
     max_rating: int | None = None,
-    **options: Any,
+    **given: Any,
 ) -> Figure:
     """Draw for each category the cumulative distribution of ratings; arguments as `plot`."""
-    chosen = parse_options(options)
-    by = chosen.category_column
-    values = _read_expected_ratings(df, probs_column, chosen)
+    options = parse_options(given)
+    by = options.category_column
+    expected = []
+    for answer in get_column(df, probs_column, "probs_column"):
+        found = parse_probabilities(answer) if isinstance(answer, Mapping) else {}
+        total = sum(found.values())
+        expected.append(sum(k * p for k, p in found.items()) / total if total else None)
+    frame = df.assign(**{"expected rating": pd.Series(expected, df.index, dtype=float)})
+    values = read_answers(frame, "expected rating", by, options.selected_categories)
     if not len(values.category):
-        return _empty_figure(values, df, chosen)
+        return _empty_figure(values, df, options)
+    if len(values.categories) > (most := len(COLOURS) * len(LINE_STYLES)):
+        raise InvalidArgument(
+            f"{len(values.categories)} lines are more than can be distinguished ({most}); give "
+            "selected_categories"
+        )
     answers = [parse_probabilities(answer) for answer in values.frame[probs_column]]
     table = pd.DataFrame(answers).fillna(0.0)
     first = int(min(table.columns)) if min_rating is None else min_rating
@@ -279,51 +277,32 @@ def rating_cumulative_plot(
     scale = np.arange(first, last + 1)
     shares = table.reindex(columns=list(scale), fill_value=0.0).to_numpy().cumsum(axis=1)
     means = _intervals_by_category(values, by)
-    found = _intervals_by_category(values._replace(matrix=shares, kind="probabilities"), by)
-    if len(values.categories) > (most := len(COLOURS) * len(LINE_STYLES)):
-        raise InvalidArgument(
-            f"{len(values.categories)} lines are more than can be distinguished ({most}); give "
-            "selected_categories"
-        )
+    ends = _intervals_by_category(values._replace(matrix=shares, kind="probabilities"), by)
     figure, axes = _create_figure(8.5, 5)
     for place, name in enumerate(values.categories):
         label = _category_label(values, place).replace("\n", ", ")
-        colour = (chosen.colors or {}).get(name, COLOURS[place % len(COLOURS)])
-        line: dict[str, Any] = {"color": colour, "ls": LINE_STYLES[place // len(COLOURS)]}
-        if place not in found:
+        colour = (options.colors or {}).get(name, COLOURS[place % len(COLOURS)])
+        line: Look = {"color": colour, "ls": LINE_STYLES[place // len(COLOURS)]}
+        if place not in ends:
             axes.plot([], [], label=label, **line)
             continue
         center, low, high = (float(end[0]) for end in means[place])
         label += f"\nmean {center:.1f}" + (f" [{low:.1f}, {high:.1f}]" if low == low else "")
-        ends = found[place]
-        axes.step(scale, ends.center, where="post", linewidth=2, label=label, **line)
-        if chosen.error_bars:
-            look: dict[str, Any] = {"color": colour, "alpha": 0.18, "linewidth": 0}
-            axes.fill_between(scale, ends.low, ends.high, step="post", **look)
+        middle, lower, upper = ends[place]
+        axes.step(scale, middle, where="post", linewidth=2, label=label, **line)
+        if options.error_bars:
+            band: Look = {"color": colour, "alpha": 0.18, "linewidth": 0}
+            axes.fill_between(scale, lower, upper, step="post", **band)
     axes.set(xlim=(first, max(last, first + 1)), ylim=(0, 1.02))
     axes.locator_params("x", integer=True)
     axes.set_xlabel("rating" if probs_column == "probs" else probs_column)
     axes.set_ylabel("share of ratings ≤ x")
-    _add_legend(axes, None, by)
-    note = "Bands, and brackets after means: 95 % intervals." if chosen.error_bars else ""
-    return _finish_figure(figure, df, chosen, note)
+    _add_legend(axes, by)
+    note = "Bands, and brackets after means: 95 % intervals." if options.error_bars else ""
+    return _finish_figure(figure, df, options, note)
 
 
-def _read_expected_ratings(
-    df: pd.DataFrame, probs_column: str, options: FigureOptions
-) -> AnswerMatrix:
-    """Return the expected rating of each distribution."""
-    means = []
-    for answer in get_column(df, probs_column, "probs_column"):
-        found = parse_probabilities(answer) if isinstance(answer, Mapping) else {}
-        total = sum(found.values())
-        means.append(sum(k * p for k, p in found.items()) / total if total else None)
-    frame = df.assign(**{EXPECTED_COLUMN: pd.Series(means, df.index, dtype=float)})
-    by, chosen = options.category_column, options.selected_categories
-    return read_answers(frame, EXPECTED_COLUMN, by, chosen)
-
-
-def judge_scores(df: pd.DataFrame, score_column: str, **options: Any) -> Figure:
+def judge_scores(df: pd.DataFrame, score_column: str, **given: Any) -> Figure:
     """Draw a box per category of a numeric column, with its answers as dots, and its mean.
 
     Arguments as `plot`.
@@ -331,50 +310,44 @@ def judge_scores(df: pd.DataFrame, score_column: str, **options: Any) -> Figure:
     Raises:
         InvalidArgument: The column is not numeric, or an argument is invalid.
     """
-    chosen = parse_options(options)
-    by = chosen.category_column
-    values = read_answers(df, score_column, by, chosen.selected_categories, measure=True)
+    options = parse_options(given)
+    by = options.category_column
+    values = read_answers(df, score_column, by, options.selected_categories, measure=True)
     if not len(values.category):
-        return _empty_figure(values, df, chosen)
+        return _empty_figure(values, df, options)
     if values.kind != "mean":
         raise InvalidArgument(f"score_column: {score_column} has no numbers; see plots.plot")
-    styles = assign_fill_styles(values.categories, chosen.colors)
+    looks = assign_looks(values.categories, options.colors)
     figure, axes = _create_figure(3 + 1.2 * len(values.categories), 5)
     for place, found in _intervals_by_category(values, by).items():
         scores = values.matrix[values.category == place, 0]
-        _draw_box(axes, place, scores, styles[values.categories[place]])
+        _draw_box(axes, place, scores, looks[values.categories[place]])
         center, low, high = (float(end[0]) for end in found)
-        if chosen.error_bars and np.isfinite(low):
+        if options.error_bars and np.isfinite(low):
             axes.plot([place] * 2, [low, high], color="white", linewidth=4, zorder=4)
             axes.plot([place] * 2, [low, high], color="black", linewidth=1.6, zorder=5, marker="_")
         axes.plot([place], [center], "o", color="black", markeredgecolor="white", zorder=6)
         text = f"{center:.1f}" if abs(center) >= 10 else f"{center:.2f}"
-        axes.annotate(
-            text, (place, center), (9, 0), textcoords="offset points", zorder=7, va="center"
-        )
+        beside: Look = {"xytext": (9, 0), "textcoords": "offset points", "va": "center"}
+        axes.annotate(text, (place, center), zorder=7, **beside)
     _label_categories(axes, values, by)
     axes.set_ylabel(score_column)
-    note = "Boxes: quartiles. Large dots: means" + ", with 95 % intervals." * chosen.error_bars
-    return _finish_figure(figure, df, chosen, note)
+    note = "Boxes: quartiles. Large dots: means" + ", with 95 % intervals." * options.error_bars
+    return _finish_figure(figure, df, options, note)
 
 
-def _draw_box(axes: "Axes", place: int, scores: np.ndarray, fill: FillStyle) -> None:
-    generator = np.random.Generator(np.random.Philox(key=4))
+def _draw_box(axes: "Axes", place: int, scores: np.ndarray, look: Look) -> None:
+    generator = make_generator(4)
     dots = scores if len(scores) <= MAX_DOTS else generator.choice(scores, MAX_DOTS, replace=False)
     aside = place - 0.25 + generator.uniform(-0.1, 0.1, len(dots))
     axes.plot(aside, dots, "o", color="#555555", markersize=2.5, alpha=0.35, zorder=1)
     if len(scores) > 1:
+        plain: Look = {"showfliers": False, "patch_artist": True, "manage_ticks": False}
+        median = {"color": "black"}
         box = axes.boxplot(
-            [scores],
-            positions=[place],
-            widths=0.22,
-            showfliers=False,
-            patch_artist=True,
-            manage_ticks=False,
-            medianprops={"color": "black"},
-            zorder=2,
+            [scores], positions=[place], widths=0.22, medianprops=median, zorder=2, **plain
         )
-        box["boxes"][0].set(**{**fill.look, "edgecolor": "#333333"})
+        box["boxes"][0].set(**{**look, "edgecolor": "#333333"})
 
 
 # Parts of figures
@@ -400,13 +373,30 @@ def _create_figure(width: float, height: float) -> tuple[NotebookFigure, Any]:
 def _finish_figure(
     figure: NotebookFigure, df: pd.DataFrame, options: FigureOptions, note: str = ""
 ) -> NotebookFigure:
-    """Add title and note, then save the figure."""
-    if title := build_title(df, options):
+    """Add title and note, then save the figure atomically.
+
+    Raises:
+        UserError: The extension is not that of an image, or the file cannot be written.
+    """
+    title = options.title
+    if title is None and "question" in df.columns:
+        questions = list(to_hashable_column(df["question"]).dropna().unique())
+        lines = wrap(shorten_label(questions[0], 240), 90)[:3] if questions else []
+        if len(questions) > 1:
+            lines.append(f"and {pluralize(len(questions) - 1, 'other paraphrase')}")
+        title = "\n".join(lines)
+    if title:
         figure.axes[0].set_title(title, fontsize=11, loc="left")
     if note:
         figure.supxlabel(note, fontsize=8, color="#404040", x=0.01, ha="left")
     if options.filename is not None:
-        save_figure(figure, options.filename)
+        path = Path(options.filename).expanduser()
+        kind = path.suffix[1:].lower()
+        if kind not in (kinds := sorted(figure.canvas.get_supported_filetypes())):
+            raise InvalidArgument(
+                f"filename: {path} should end in .png, .svg or .pdf (or .{', .'.join(kinds)})"
+            )
+        write_atomic(path, figure_to_bytes(figure, kind, dpi=150, bbox_inches="tight"))
     return figure
 
 
@@ -420,10 +410,9 @@ def _empty_figure(values: AnswerMatrix, df: pd.DataFrame, options: FigureOptions
     return _finish_figure(figure, df, options)
 
 
-def _add_legend(axes: "Axes", handles: Sequence[Any] | None, title: str) -> None:
+def _add_legend(axes: "Axes", title: str, **given: Any) -> None:
     """Add a legend on the right."""
-    look: dict[str, Any] = {"frameon": False, "fontsize": 9, "alignment": "left", "title": title}
-    given = {} if handles is None else {"handles": handles}
+    look: Look = {"frameon": False, "fontsize": 9, "alignment": "left", "title": title}
     axes.legend(**given, loc="upper left", bbox_to_anchor=(1.01, 1), **look)
 
 
@@ -445,7 +434,7 @@ def _label_categories(axes: "Axes", values: AnswerMatrix, by: str) -> None:
     count = len(values.categories)
     few = count <= 8
     labels = [_category_label(values, place, 13 if few else 48) for place in range(count)]
-    turned: dict[str, Any] = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
+    turned: Look = {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
     axes.set_xticks(range(count), labels, **({} if few else turned))
     axes.set_xlim(-0.6, count - 0.4)
     axes.set_xlabel(by)
@@ -458,36 +447,16 @@ def shorten_label(value: Any, longest: int = MAX_LABEL_CHARS) -> str:
     return text if len(text) <= longest else f"{text[: half - 1]}…{text[-half:]}"
 
 
-def build_title(df: pd.DataFrame, options: FigureOptions) -> str | None:
-    """Return the title; by default a paraphrase and the number of others."""
-    if options.title is not None:
-        return options.title
-    has_questions = "question" in df.columns
-    questions = list(to_hashable_column(df["question"]).dropna().unique()) if has_questions else []
-    if not questions:
-        return None
-    lines = wrap(shorten_label(questions[0], 240), 90)[:3]
-    if len(questions) > 1:
-        lines.append(f"and {pluralize(len(questions) - 1, 'other paraphrase')}")
-    return "\n".join(lines)
-
-
-def assign_fill_styles(
-    names: Sequence[Any], colors: Mapping[Any, str] | None = None
-) -> dict[Any, FillStyle]:
-    """Assign a distinct style to each name; colours in `colors` take precedence.
+def assign_looks(names: Sequence[Any], colors: Mapping[Any, str] | None = None) -> dict[Any, Look]:
+    """Assign distinct arguments of a bar or patch to each name; `colors` take precedence.
 
     Raises:
-        InvalidArgument: There are more names than styles.
+        InvalidArgument: There are more names than looks.
     """
     fixed = {**FIXED_COLOURS, **(colors or {})}
     taken = {str(one).lower() for one in fixed.values()}
-    free = [
-        FillStyle(colour, hatch)
-        for hatch in HATCHES
-        for colour in COLOURS
-        if hatch or colour.lower() not in taken
-    ]
+    pairs = [(colour, hatch) for hatch in HATCHES for colour in COLOURS]
+    free = [pair for pair in pairs if pair[1] or pair[0].lower() not in taken]
     unnamed = [name for name in names if name not in fixed]
     if len(unnamed) > len(free):
         raise InvalidArgument(
@@ -495,19 +464,9 @@ def assign_fill_styles(
             f"({len(free)}); give selected_answers or min_fraction"
         )
     chosen = dict(zip(unnamed, free, strict=False))
-    return {name: chosen.get(name) or FillStyle(fixed[name], "") for name in names}
-
-
-def save_figure(figure: Figure, filename: str | Path) -> None:
-    """Save a figure atomically; parent folders are created.
-
-    Raises:
-        UserError: The extension is not that of an image, or the file cannot be written.
-    """
-    kind = Path(filename).suffix[1:].lower()
-    if kind not in (kinds := sorted(figure.canvas.get_supported_filetypes())):
-        raise InvalidArgument(
-            f"filename: {filename} should end in .png, .svg or .pdf (or .{', .'.join(kinds)})"
-        )
-    image = figure_to_bytes(figure, kind, dpi=150, bbox_inches="tight")
-    write_atomic(Path(filename).expanduser(), image)
+    looks = {}
+    for name in names:
+        colour, hatch = chosen.get(name) or (fixed[name], "")
+        edge = "#333333" if hatch else "white"
+        looks[name] = {"facecolor": colour, "hatch": hatch, "edgecolor": edge}
+    return looks

@@ -18,7 +18,6 @@ from swarm._util.terminal import (
     format_p_value,
     pluralize,
 )
-from swarm.compare.answer_values import infer_kind, to_hashable_column
 from swarm.errors import InvalidArgument
 from swarm.report.charts import figure_to_element
 from swarm.report.document import TableBlock
@@ -32,8 +31,6 @@ MAX_PAIRS_SHOWN = 20
 
 MAX_ANSWERS_SHOWN = 10
 """Answers shown per category."""
-
-JUDGE_COLUMN_SUFFIX = re.compile(r"_(question|raw_answer|probs)$")
 
 
 @dataclass
@@ -53,22 +50,6 @@ class ColumnSection:
     figure: str = ""
     conclusion: str = ""
     lines: list[str] = field(default_factory=list)
-
-
-@dataclass
-class QuestionSection:
-    """One question of a run.
-
-    Attributes:
-        counts: Texts about rows, failures and costs.
-        files: Names of its files in the folder of its name.
-    """
-
-    name: str
-    paraphrases: list[Any]
-    counts: list[str]
-    columns: list[ColumnSection]
-    files: list[str]
 
 
 def write_report(
@@ -96,43 +77,38 @@ def write_report(
     """
     numbers = count()
     questions = [
-        write_question(Path(folder) / name, name, df, numbers) for name, df in frames.items()
+        _write_question(Path(folder) / name, name, df, numbers) for name, df in frames.items()
     ]
     page = load_template("report.html.j2", Path(__file__).parent).render(
         title=title, groups=groups or {}, questions=questions
     )
     _write_text(Path(folder) / "report.html", page)
     return "\n".join(
-        f"{question.name}: {column.name}: {column.conclusion}"
+        f"{question['name']}: {column.name}: {column.conclusion}"
         for question in questions
-        for column in question.columns
+        for column in question["columns"]
         if column.conclusion
     )
 
 
-def write_question(
+def _write_question(
     folder: Path, name: str, df: "pd.DataFrame", numbers: "count[int]"
-) -> QuestionSection:
-    """Write one question's files and return its section.
+) -> dict[str, Any]:
+    """Write one question's files and return what the template shows of it.
 
     Args:
-        folder: Folder of the files.
-        name: Name of the question.
-        df: Its rows.
         numbers: Numbers of the page's figures.
-
-    Raises:
-        UserError: The folder cannot be written.
     """
-    rows = (
-        json.dumps(to_json_value(row), ensure_ascii=False, default=str)
-        for row in df.to_dict("records")
-    )
-    _write_text(folder / "data.jsonl", "".join(f"{row}\n" for row in rows))
-    flat = df.apply(lambda column: to_hashable_column(column.astype(object)))
-    tables = {"data.csv": flat}
+    from swarm.compare.answer_values import to_hashable_column
+
+    rows = [to_json_value(row) for row in df.to_dict("records")]
+    lines = [json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows]
+    _write_text(folder / "data.jsonl", "".join(lines))
+    tables = {"data.csv": df.apply(lambda column: to_hashable_column(column.astype(object)))}
     columns = []
-    for column in find_answer_columns(df):
+    # The answers, and the verdicts of judges.
+    judged = [str(one).removesuffix("_question") for one in df if str(one).endswith("_question")]
+    for column in [one for one in ("answer", *judged) if one in df]:
         section, found = compare_column(df, column)
         columns.append(section)
         start = re.sub(r"[^\w.-]", "_", column)
@@ -142,27 +118,17 @@ def write_question(
         if left.name not in tables:
             left.unlink()
     for file, table in tables.items():
-        _write_text(folder / file, as_csv(table))
+        # No spreadsheet may evaluate a text as a formula.
+        safe = table.apply(lambda cells: cells.map(csv_cell)).rename(columns=csv_cell)
+        _write_text(folder / file, str(safe.to_csv(index=False)))
     asked = to_hashable_column(df["question"]).dropna() if "question" in df else df["answer"][:0]
-    return QuestionSection(
-        name, list(asked.unique()), count_rows(df), columns, ["data.jsonl", *tables]
-    )
-
-
-def as_csv(df: "pd.DataFrame") -> str:
-    """Return a table as CSV whose texts no spreadsheet evaluates as formulas."""
-    safe = df.apply(lambda column: column.map(csv_cell)).rename(columns=csv_cell)
-    return str(safe.to_csv(index=False))
-
-
-def find_answer_columns(df: "pd.DataFrame") -> list[str]:
-    """Return the columns of answers and verdicts: "answer", and those of judges."""
-    judges = [
-        JUDGE_COLUMN_SUFFIX.sub("", str(name))
-        for name in df.columns
-        if str(name).endswith("_question") and str(name).removesuffix("_question") in df.columns
-    ]
-    return [name for name in ("answer", *judges) if name in df.columns]
+    return {
+        "name": name,
+        "paraphrases": list(asked.unique()),
+        "counts": count_rows(df),
+        "columns": columns,
+        "files": ["data.jsonl", *tables],
+    }
 
 
 def count_rows(df: "pd.DataFrame") -> list[str]:
@@ -191,6 +157,7 @@ def compare_column(
     Returns:
         The section, and the tables "summary" and, of several groups, "differences".
     """
+    from swarm.compare.answer_values import infer_kind
     from swarm.compare.group_tests import pairwise
     from swarm.compare.summary_table import summary
 
@@ -243,18 +210,12 @@ def _summary_table(found: "pd.DataFrame", category: str) -> TableBlock:
 
 
 def _pairs_table(pairs: "pd.DataFrame", mean: bool) -> TableBlock:
-    rows = [
-        [
-            f"{row['a']} – {row['b']}",
-            _format_ends(row, "difference"),
-            _format_p(row["p"]),
-            _format_p(row["p_holm"]),
-            f"{row['n_a']}, {row['n_b']}",
-            row["test"],
-            row["note"],
-        ]
-        for row in pairs.sort_values("p_holm").head(MAX_PAIRS_SHOWN).to_dict(orient="records")
-    ]
+    rows = []
+    for row in pairs.sort_values("p_holm").head(MAX_PAIRS_SHOWN).to_dict(orient="records"):
+        p, holm = ("–" if math.isnan(x) else format_p_value(x) for x in (row["p"], row["p_holm"]))
+        names, sizes = f"{row['a']} – {row['b']}", f"{row['n_a']}, {row['n_b']}"
+        rows.append([names, _format_ends(row, "difference"), p, holm, sizes])
+        rows[-1] += [row["test"], row["note"]]
     first = "difference of means" if mean else "distance of all shares"
     return TableBlock("Pairs.", ["pair", first, "p", "p (Holm)", "n", "test", "note"], rows)
 
@@ -272,7 +233,7 @@ def describe_differences(pairs: "pd.DataFrame") -> str:
         return "No difference could have been detected: too few answers."
     if not len(detected):
         return "No difference was detected. This does not show that there is none."
-    names = [f"{row['a']} and {row['b']}" for row in detected.to_dict("records")]
+    names = [f"{a} and {b}" for a, b in zip(detected["a"], detected["b"], strict=True)]
     more = f" and {len(names) - 5} more pairs" if len(names) > 5 else ""
     others = f" For {pluralize(rest, 'other pair')} no difference was detected." if rest else ""
     return f"Different at 5 %, corrected: {'; '.join(names[:5])}{more}.{others}"
@@ -281,10 +242,6 @@ def describe_differences(pairs: "pd.DataFrame") -> str:
 def _format_ends(row: Mapping[str, Any], column: str = "value") -> str:
     known = not math.isnan(row["low"])
     return format_interval(row[column], (row["low"], row["high"]) if known else None)
-
-
-def _format_p(value: float) -> str:
-    return "–" if math.isnan(value) else format_p_value(value)
 
 
 def _format_cost(rows: "pd.DataFrame") -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from swarm._util.terminal import pluralize
 from swarm.compare.config import Config
+from swarm.compare.power import detectable
 from swarm.compare.question import Question, load_questions
 from swarm.errors import InvalidArgument, UserError, missing_extra_error
 
@@ -39,7 +40,10 @@ def run_file(
     Raises:
         UserError: The file, a question or a setting is invalid; no request was sent.
     """
-    questions = select_questions(file, names)
+    found = {question.name: question for question in load_questions(file)}
+    if missing := [name for name in names or () if name not in found]:
+        raise InvalidArgument(f"--questions {missing[0]}: {file} has {', '.join(found)}")
+    questions = [found[name] for name in dict.fromkeys(names or found)]
     for question in questions:
         question.samples_per_paraphrase = samples or question.samples_per_paraphrase
     yaml_dir = file if file.is_dir() else file.parent
@@ -53,9 +57,9 @@ def run_file(
         raise UserError(f"there are no answers, so {folder} is unchanged")
     from swarm.compare.report import write_report
 
-    by_name = dict(zip((question.name for question in questions), frames, strict=True))
-    if found := write_report(folder, by_name, groups):
-        print(found)
+    by_name = {one.name: frame for one, frame in zip(questions, frames, strict=True)}
+    if conclusions := write_report(folder, by_name, groups):
+        print(conclusions)
     failed = sum(int(frame["error"].notna().sum()) for frame in frames)
     rows = pluralize(sum(map(len, frames)), "row")
     print(f"{rows}, {failed} with an error: {folder / 'report.html'}")
@@ -70,8 +74,7 @@ def _check_writable(folder: Path) -> None:
         import pandas  # noqa: F401
 
         folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder):
-            pass
+        TemporaryFile(dir=folder).close()
     except ImportError as error:
         raise UserError(f"{missing_extra_error(error, 'compare')}; no request was sent") from None
     except OSError as error:
@@ -102,33 +105,19 @@ def parse_groups(models: str | None, groups: Sequence[str]) -> dict[str, list[st
     return found
 
 
-def select_questions(file: Path, names: Sequence[str] | None) -> list[Question]:
-    """Return the questions of a file that are to be run.
-
-    Raises:
-        UserError: There is none of a name, or one is invalid.
-    """
-    found = {question.name: question for question in load_questions(file)}
-    if missing := [name for name in names or () if name not in found]:
-        raise InvalidArgument(f"--questions {missing[0]}: {file} has {', '.join(found)}")
-    return [found[name] for name in dict.fromkeys(names or found)]
-
-
 def describe_plan(questions: Sequence[Question], groups: Mapping[str, Sequence[str]]) -> list[str]:
     """Describe the requests of a run, line by line."""
-    from swarm.compare.power import detectable
-
     models = sorted({model for group in groups.values() for model in group})
     lines = []
     for question in questions:
         wordings, each = len(question.as_messages()), question.samples_per_paraphrase
-        rows = wordings * each
+        answers = pluralize(len(models) * wordings * each, "answer")
         judges = ", ".join(question.layout.near) if question.type() == "free_form" else ""
-        judged = f", each judged by {judges}" if judges else ""
         lines.append(
             f"{question.name} ({question.type()}): {pluralize(len(models), 'model')} x "
-            f"{pluralize(wordings, 'paraphrase')} x {pluralize(each, 'sample')} = "
-            f"{pluralize(len(models) * rows, 'answer')}{judged}"
+            f"{pluralize(wordings, 'paraphrase')} x {pluralize(each, 'sample')} = {answers}"
+            + f", each judged by {judges}"
+            * bool(judges)
         )
         if len(groups) > 1:
             lines.append(f"  {detectable(groups, wordings, each)}")

@@ -145,21 +145,29 @@ def render_page(
             f'sort_by="{sort_by}": no such column; there are {", ".join(columns)}, and '
             f'"{RANDOM_ORDER}"'
         )
+    cells = [[to_json_value(row.get(column)) for column in columns] for row in rows]
+    # Columns of few short values have a filter.
+    choices = {}
+    for number, column in enumerate(columns):
+        found = {row[number] for row in cells if isinstance(row[number], str | int)}
+        short = max((len(str(value)) for value in found), default=0) <= 80
+        other = column in ("api_kwargs", "question", "error") or column.endswith("_question")
+        if 1 < len(found) <= MAX_CHOICES and short and not other:
+            choices[column] = sorted(map(str, found))
     # Samples of one request share its parameters, which are stored once.
-    numbers: dict[str, int] = {}
-    cells = []
-    for row in rows:
-        values = [to_json_value(row.get(column)) for column in columns]
-        if "api_kwargs" in row:
-            request = json.dumps(values[columns.index("api_kwargs")], default=str)
-            values[columns.index("api_kwargs")] = numbers.setdefault(request, len(numbers))
-        cells.append(values)
+    requests: dict[str, int] = {}
+    if "api_kwargs" in columns:
+        place = columns.index("api_kwargs")
+        for row, values in zip(rows, cells, strict=True):
+            if "api_kwargs" in row:
+                request = json.dumps(values[place], default=str)
+                values[place] = requests.setdefault(request, len(requests))
     data = {
         "columns": columns,
         "rows": cells,
-        "requests": [json.loads(request) for request in numbers],
+        "requests": [json.loads(request) for request in requests],
         "judges": [column for column in columns if f"{column}_question" in columns],
-        "choices": _list_choices(columns, cells),
+        "choices": choices,
         "sort": sort_by,
         "ascending": ascending,
     }
@@ -167,15 +175,3 @@ def render_page(
     embedded = json.dumps(data, default=str).replace("<", "\\u003c")
     environment = Environment(loader=PackageLoader("swarm.compare", "."), autoescape=True)
     return environment.get_template("view.html").render(name=name, data=embedded)
-
-
-def _list_choices(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> dict[str, list[str]]:
-    """Return the values of the columns that have a filter."""
-    found = {}
-    for number, column in enumerate(columns):
-        if column in ("api_kwargs", "question", "error") or column.endswith("_question"):
-            continue
-        values = {row[number] for row in rows if isinstance(row[number], str | int)}
-        if 1 < len(values) <= MAX_CHOICES and max(len(str(value)) for value in values) <= 80:
-            found[column] = sorted(map(str, values))
-    return found

@@ -10,8 +10,8 @@ import commands
 import pytest
 from finetuning_server import Fault, Finetuner, chats, serving
 
+from swarm.compare import finetuning as managing
 from swarm.compare.finetuning import FinetuningManager, OpenaiTrainingParams
-from swarm.compare.finetuning import manager as managing
 from swarm.errors import InvalidArgument, UserError
 
 KEY, OTHER = "sk-test-one-0123456789", "sk-test-two-9876543210"

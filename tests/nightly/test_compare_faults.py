@@ -21,8 +21,8 @@ from compare_endpoint import KEY, asked, repeats, script
 from finetuning_server import Fault, chats, serving
 
 from swarm.compare import Config, Question, config
+from swarm.compare import finetuning as managing
 from swarm.compare.finetuning import FinetuningManager
-from swarm.compare.finetuning import manager as managing
 from swarm.compare.sampling import open_answer_cache, replay_scripts, run_scripts
 from swarm.errors import UserError
 from swarm.models.base import Completion

@@ -18,7 +18,7 @@ from swarm.compare import Question, report
 from swarm.compare.plots import (
     COLOURS,
     HATCHES,
-    assign_fill_styles,
+    assign_looks,
     free_form_stacked_bar,
     judge_scores,
     plot,
@@ -239,8 +239,8 @@ def test_wrong_arguments_are_one_line() -> None:
 
 def test_no_two_looks_repeat() -> None:
     names = list(range(len(COLOURS) * len(HATCHES)))
-    assert len(set(assign_fill_styles(names).values())) == len(names)
-    assert assign_fill_styles(["x", "y"], {"x": COLOURS[0]})["y"].colour != COLOURS[0]
+    assert len({tuple(look.items()) for look in assign_looks(names).values()}) == len(names)
+    assert assign_looks(["x", "y"], {"x": COLOURS[0]})["y"]["facecolor"] != COLOURS[0]
 
 
 def test_a_question_plots_frames_and_the_class_too() -> None:

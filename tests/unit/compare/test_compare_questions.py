@@ -12,9 +12,9 @@ from finetuning_server import chats
 
 from swarm.compare import Config, FreeForm, ModelAdapter, NextToken, Question, Rating
 from swarm.compare.config import may_host_model
-from swarm.compare.finetuning.dataset import validate_dataset
 from swarm.compare.judging import fill_template, uses_question
 from swarm.compare.question import load_questions, parse_model_groups
+from swarm.compare.training_files import validate_dataset
 from swarm.compare.view import load_rows, render_page, view
 from swarm.errors import InvalidArgument, UserError
 

@@ -24,16 +24,15 @@ SPECIAL_TOKENS = tuple(
 )
 """Texts of special tokens of the tokenizers cl100k_base and o200k_base."""
 
+CHARS_PER_TOKEN, TOKENS_PER_MESSAGE, TOKENS_PER_EXAMPLE = 4, 4, 2
+"""Characters of English in a token, and what OpenAI's chat format adds."""
+
 
 def check_text(text: str) -> str:
     """Refuse special tokens, which a server would refuse after the upload."""
-    for token in SPECIAL_TOKENS:
-        if token in text:
-            raise ValueError(f"contains the special token {token}")
+    if found := [token for token in SPECIAL_TOKENS if token in text]:
+        raise ValueError(f"contains the special token {found[0]}")
     return text
-
-
-Text = Annotated[str, AfterValidator(check_text)]
 
 
 class OpenSettings(BaseModel):
@@ -46,7 +45,7 @@ class Part(OpenSettings):
     """Part of a message's content."""
 
     type: str
-    text: Text | None = None
+    text: Annotated[str, AfterValidator(check_text)] | None = None
 
 
 class CalledFunction(OpenSettings):
@@ -106,8 +105,7 @@ class ValidationResult:
     num_examples: int = 0
 
     def __str__(self) -> str:
-        errors = pluralize(len(self.errors), "error")
-        verdict = "valid" if self.valid else f"not valid, {errors}"
+        verdict = "valid" if self.valid else f"not valid, {pluralize(len(self.errors), 'error')}"
         lines = [f"{verdict}; {pluralize(self.num_examples, 'example')}"]
         for kind, found in (("error", self.errors), ("warning", self.warnings)):
             lines += [f"  {kind}: {one}" for one in found[:MAX_FINDINGS_SHOWN]]
@@ -123,30 +121,30 @@ def validate_dataset(data: bytes, minimum: int = MIN_EXAMPLES) -> ValidationResu
         data: Bytes of the file.
         minimum: Minimum number of examples.
     """
-    errors: list[Finding] = []
-    warnings: list[Finding] = []
+    result = ValidationResult(False)
     seen: set[bytes] = set()
-    number = 0
-    for line_number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
+    for number, line in enumerate(data.removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
         if not line.strip():
             continue
-        number += 1
+        result.num_examples += 1
         digest = hashlib.md5(line.strip()).digest()
         if digest in seen:
-            warnings.append(Finding(line_number, "duplicate of an earlier example"))
+            result.warnings.append(Finding(number, "duplicate of an earlier example"))
         seen.add(digest)
         try:
             messages = parse_settings(Example, parse_json(line)).messages
         except ValueError as error:  # no JSON, or not an example
-            errors.append(Finding(line_number, str(error)))
+            result.errors.append(Finding(number, str(error)))
             continue
-        errors += [Finding(line_number, problem) for problem in find_errors(messages)]
+        result.errors += [Finding(number, problem) for problem in find_errors(messages)]
         answers = [one for one in messages if one.role == "assistant"]
         if any(part.text == "" for one in answers for part in one.content or ()):
-            warnings.append(Finding(line_number, "an answer without text"))
-    if number < minimum:
-        errors.append(Finding(0, f"{number} examples, at least {minimum} are required"))
-    return ValidationResult(not errors, errors, warnings, number)
+            result.warnings.append(Finding(number, "an answer without text"))
+    if result.num_examples < minimum:
+        too_few = f"{result.num_examples} examples, at least {minimum} are required"
+        result.errors.append(Finding(0, too_few))
+    result.valid = not result.errors
+    return result
 
 
 def find_errors(messages: list[Message]) -> Iterator[str]:
@@ -176,10 +174,6 @@ def read_training_file(file_name: str) -> bytes:
         raise InvalidArgument(f"file_name={file_name}: cannot be read ({reason})") from None
 
 
-CHARS_PER_TOKEN, TOKENS_PER_MESSAGE, TOKENS_PER_EXAMPLE = 4, 4, 2
-"""Characters of English in a token, and what OpenAI's chat format adds."""
-
-
 def count_training_tokens(file_name: str) -> int:
     """Estimate the tokens of one epoch of a training file.
 
@@ -192,9 +186,9 @@ def count_training_tokens(file_name: str) -> int:
             messages = parse_settings(Example, parse_json(line)).messages
         except (ValueError, UserError):  # `validate_dataset` names what is wrong
             continue
-        texts = ["".join(part.text or "" for part in one.content or ()) for one in messages]
-        tokens += TOKENS_PER_EXAMPLE + TOKENS_PER_MESSAGE * len(texts)
-        tokens += -(-sum(map(len, texts)) // CHARS_PER_TOKEN)
+        characters = sum(len(part.text or "") for one in messages for part in one.content or ())
+        tokens += TOKENS_PER_EXAMPLE + TOKENS_PER_MESSAGE * len(messages)
+        tokens += -(-characters // CHARS_PER_TOKEN)
     if not tokens:
         raise InvalidArgument(f"{file_name}: has no valid example; validate says why")
     return tokens

@@ -21,10 +21,11 @@ from pydantic import StringConstraints
 from swarm._util.files import acquire_lock, write_json
 from swarm._util.settings import Count, Positive, PositiveNumber, Text, checked
 from swarm._util.terminal import format_duration
-from swarm.compare.finetuning.dataset import (
+from swarm.compare.training_files import (
     MIN_EXAMPLES,
     Finding,
     ValidationResult,
+    count_training_tokens,
     read_training_file,
     validate_dataset,
 )
@@ -35,6 +36,14 @@ from swarm.models.transport import validate_url
 if TYPE_CHECKING:
     from openai import OpenAI
     from pandas import DataFrame
+
+__all__ = [
+    "Finding",
+    "FinetuningManager",
+    "OpenaiTrainingParams",
+    "ValidationResult",
+    "count_training_tokens",
+]
 
 OPENAI_BASE_URL = "https://api.openai.com/v1"
 
@@ -106,29 +115,19 @@ class OpenaiTrainingParams:
     base_url: str = OPENAI_BASE_URL
 
     def __post_init__(self) -> None:
-        key = self.api_key.strip()
-        if not (key and key.isascii() and key.isprintable()):
+        self.api_key = self.api_key.strip()
+        if not (self.api_key and self.api_key.isascii() and self.api_key.isprintable()):
             raise InvalidArgument("api_key: is empty or not a valid key")
-        self.api_key = key
         self.base_url = validate_url(self.base_url).rstrip("/")
-
-    def _find_variable(self) -> str | None:
-        """Return the environment variable that contains the key.
-
-        One that is named as OpenAI's is not used for another server later, when it may have
-        another key.
-        """
-        names = [
-            name for name, value in sorted(os.environ.items()) if value.strip() == self.api_key
-        ]
-        at_openai = self.base_url == OPENAI_BASE_URL
-        meant = [one for one in names if bool(OPENAI_KEY_VARIABLE.fullmatch(one)) == at_openai]
-        return next(iter(meant), None)
 
     def to_job(self) -> Job:
         """Return the fields stored in the database, never including the key."""
+        names = [name for name, one in sorted(os.environ.items()) if one.strip() == self.api_key]
+        # A variable that is named as OpenAI's is not used for another server later, when it may
+        # have another key.
+        at_openai = self.base_url == OPENAI_BASE_URL
+        meant = [one for one in names if bool(OPENAI_KEY_VARIABLE.fullmatch(one)) == at_openai]
         stem = Path(self.file_name).stem.replace("_", "-")[:MAX_SUFFIX_CHARS]
-        files = {"file": self.file_name, "validation": self.validation_file_name}
         job: Job = {
             "file_name": self.file_name,
             "base_model": self.base_model,
@@ -137,74 +136,14 @@ class OpenaiTrainingParams:
             "seed": self.seed,
             "batch_size": self.batch_size,
             "base_url": self.base_url,
-            "key_variable": self._find_variable(),
+            "key_variable": next(iter(meant), None),
             "learning_rate_multiplier": self.lr_multiplier,
         }
-        for kind, name in files.items():
+        for kind, name in (("file", self.file_name), ("validation", self.validation_file_name)):
             if name:
                 job[f"{kind}_path"] = str(Path(name).expanduser().resolve())
                 job[f"{kind}_md5"] = hashlib.md5(read_training_file(name)).hexdigest()
         return job
-
-
-class JobStore:
-    """Jobs and uploaded files in one JSON file; each change is written immediately.
-
-    Args:
-        folder: Folder of the file, created when needed. Not on a network file system, where locks
-            are unreliable.
-
-    Attributes:
-        jobs: Jobs, the oldest first.
-        files: Uploaded files.
-    """
-
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder).expanduser()
-        self.jobs: list[Job] = []
-        self.files: list[Job] = []
-        self.load()
-
-    @property
-    def path(self) -> Path:
-        """Path of the file."""
-        return self.folder / "finetuning.json"
-
-    def load(self) -> None:
-        """Read the file; other processes may have written it.
-
-        Raises:
-            UserError: It cannot be read.
-        """
-        try:
-            found = json.loads(self.path.read_bytes())
-            self.jobs, self.files = found["jobs"], found["files"]
-        except FileNotFoundError:
-            self.jobs, self.files = [], []
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise UserError(f"{self.path} cannot be read: {error}; name another folder") from None
-
-    @contextmanager
-    def changing(self) -> Iterator[None]:
-        """Hold the lock of the folder, with the jobs as other processes left them."""
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            lock = (self.folder / "finetuning.lock").open("a")
-        except OSError as error:
-            raise UserError(f"{self.folder} cannot be written: {error.strerror}") from None
-        with lock:
-            acquire_lock(lock.fileno())
-            self.load()
-            yield
-
-    def save(self) -> None:
-        """Write the file."""
-        write_json(self.path, {"jobs": self.jobs, "files": self.files})
-
-    def update(self, row: Job, **values: Any) -> None:
-        """Change a job, and write the file."""
-        row.update(values)
-        self.save()
 
 
 class ApiKey(NamedTuple):
@@ -217,12 +156,6 @@ class ApiKey(NamedTuple):
         return f"ApiKey({self.variable or 'given'})"
 
 
-def environment_keys() -> list[ApiKey]:
-    """Return the keys of OPENAI_API_KEY and OPENAI_API_KEY_*."""
-    names = [name for name in sorted(os.environ) if OPENAI_KEY_VARIABLE.fullmatch(name)]
-    return [ApiKey(os.environ[name].strip(), name) for name in names if os.environ[name].strip()]
-
-
 class ServerError(UserError):
     """A server refused a request or was unreachable.
 
@@ -231,10 +164,9 @@ class ServerError(UserError):
         reason: OpenAI's code of the error.
     """
 
-    def __init__(self, message: str, error: Any) -> None:
+    def __init__(self, message: str, status: int | None = None, reason: str | None = None) -> None:
         super().__init__(message)
-        self.status: int | None = getattr(error, "status_code", None)
-        self.reason: str | None = getattr(error, "code", None)
+        self.status, self.reason = status, reason
 
     @property
     def passing(self) -> bool:
@@ -255,15 +187,15 @@ class FinetuningApi:
 
     def post(self, path: str, body: Any = None) -> Any:
         """Send an object, once: it may have arrived although its response was lost."""
-        return self._call(lambda client: client.post(path, cast_to=object, body=body), "id", 0)
+        return self._call(
+            lambda client: client.post(path, cast_to=object, body=body), max_retries=0
+        )
 
     def upload(self, name: str, data: bytes) -> str:
         """Upload a training file and return its id."""
-        more = len(data) / MIN_UPLOAD_BYTES_PER_S
         found = self._call(
             lambda client: client.files.create(file=(name, data), purpose="fine-tune").to_dict(),
-            "id",
-            more=more,
+            timeout=self.timeout + len(data) / MIN_UPLOAD_BYTES_PER_S,
         )
         return str(found["id"])
 
@@ -279,41 +211,42 @@ class FinetuningApi:
                 return [one for one, at in zip(found, times, strict=True) if at >= since]
             query["after"] = found[-1]["id"]
 
-    def _call(
-        self, ask: "Callable[[OpenAI], Any]", needed: str, retries: int = 2, more: float = 0.0
-    ) -> Any:
+    def _call(self, ask: "Callable[[OpenAI], Any]", needed: str = "id", **options: Any) -> Any:
         try:
             import openai
         except ImportError as error:
             raise missing_extra_error(error, "compare") from None
+        options = {"timeout": self.timeout, "max_retries": 2, **options}
         try:
-            with openai.OpenAI(
-                api_key=self.key.secret,
-                base_url=self.url,
-                timeout=self.timeout + more,
-                max_retries=retries,
-            ) as client:
+            with openai.OpenAI(api_key=self.key.secret, base_url=self.url, **options) as client:
                 found = ask(client)
-            if not isinstance(found, dict) or needed not in found:
-                raise ServerError(f"{self.url}: the response has no {needed!r}", None)
-            return found
         except openai.OpenAIError as error:
-            body = getattr(error, "body", None)
+            status = error.status_code if isinstance(error, openai.APIStatusError) else None
+            body = error.body if isinstance(error, openai.APIError) else None
             message = body.get("message") if isinstance(body, dict) else None
             cause = f" {error.__cause__}" if error.__cause__ else ""
             words = to_one_line(str(message or f"{error}{cause}")).replace(self.key.secret, "***")
-            source = self.key.variable or "the given key"
-            hint = f" (key: {source})" if getattr(error, "status_code", 0) in (401, 403) else ""
-            raise ServerError(f"{self.url}: {words}{hint}", error) from None
+            hint = f" (key: {self.key.variable or 'the given key'})" * (status in (401, 403))
+            reason = error.code if isinstance(error, openai.APIError) else None
+            raise ServerError(f"{self.url}: {words}{hint}", status, reason) from None
+        if not isinstance(found, dict) or needed not in found:
+            raise ServerError(f"{self.url}: the response has no {needed!r}")
+        return found
 
 
 class FinetuningManager:
     """Tracks fine-tunings at OpenAI-compatible servers.
 
+    The database is one JSON file; each change is written immediately.
+
     Args:
-        data_dir: Folder of the database.
+        data_dir: Folder of the database, created when needed. Not on a network file system, where
+            locks are unreliable.
         api_keys: Keys beside those of OPENAI_API_KEY and OPENAI_API_KEY_*; never stored.
         timeout: Seconds for a server's response; a request is repeated twice.
+
+    Raises:
+        UserError: The database cannot be read.
     """
 
     def __init__(
@@ -323,9 +256,10 @@ class FinetuningManager:
         api_keys: Sequence[str] = (),
         timeout: float = 60.0,
     ) -> None:
-        self.store, self.timeout = JobStore(data_dir), timeout
+        self.path, self.timeout = Path(data_dir).expanduser() / "finetuning.json", timeout
         self._given = [ApiKey(secret) for secret in api_keys]
         self._keys: dict[str, ApiKey] = {}  # keys by the id of their job
+        self._load()
 
     def create_job(self, params: OpenaiTrainingParams) -> str | None:
         """Create a fine-tuning job, or resume an interrupted one with the same parameters.
@@ -345,7 +279,7 @@ class FinetuningManager:
             if not result.valid:
                 print(f"{name}: {result}")
                 return None
-        with self.store.changing():
+        with self._changing():
             job = self._prepare_job(params)
             self._submit_job(job)
         print(f"{job['suffix']}: {job['id']} on {job['base_model']}, {job['state']}")
@@ -354,9 +288,9 @@ class FinetuningManager:
     def update_jobs(self) -> None:
         """Update every unfinished job and print its status."""
         problems = []
-        with self.store.changing():
+        with self._changing():
             dead = set()  # servers at which the other jobs would wait as long
-            for job in self.store.jobs:
+            for job in self._jobs:
                 if job["state"] not in FINAL_STATES and job["base_url"] not in dead:
                     try:
                         print(self._update_job(job))
@@ -364,10 +298,11 @@ class FinetuningManager:
                         problems.append(f"  {job['id']}: {error}")
                         if isinstance(error, ServerError) and error.passing:
                             dead.add(job["base_url"])
-        states = [job["state"] for job in self.store.jobs]
-        failed, succeeded = states.count("failed") + states.count("cancelled"), "succeeded"
-        running = len(states) - states.count(succeeded) - failed
-        print(f"running: {running}, succeeded: {states.count(succeeded)}, failed: {failed}")
+        states = [job["state"] for job in self._jobs]
+        succeeded, failed, cancelled = (states.count(state) for state in FINAL_STATES)
+        failed += cancelled
+        running = len(states) - succeeded - failed
+        print(f"running: {running}, succeeded: {succeeded}, failed: {failed}")
         if problems:
             print("\n".join([f"{len(problems)} could not be updated:", *problems]))
 
@@ -380,8 +315,8 @@ class FinetuningManager:
         Raises:
             InvalidArgument: A column does not exist.
         """
-        self.store.load()
-        rows = [{**job, **one} for job in self.store.jobs for one in job["models"]]
+        self._load()
+        rows = [{**job, **one} for job in self._jobs for one in job["models"]]
         return build_frame(rows, MODEL_COLUMNS, filters)
 
     def get_model_list(self, **filters: Any) -> list[str]:
@@ -390,21 +325,21 @@ class FinetuningManager:
 
     def get_jobs(self, **filters: Any) -> "DataFrame":
         """Return all jobs, the oldest first; see `get_models`."""
-        self.store.load()
+        self._load()
         rows = [
             {
                 **job,
                 "model": job["models"][0]["model"] if job["models"] else None,
                 "created": time.strftime("%Y-%m-%d %H:%M", time.localtime(job["created"])),
             }
-            for job in self.store.jobs
+            for job in self._jobs
         ]
         return build_frame(rows, JOB_COLUMNS, filters)
 
     def openai_validate_file(
         self, file_name: str, *, min_examples: int | None = None
     ) -> ValidationResult:
-        """Validate a training file; see `swarm.compare.finetuning.dataset`.
+        """Validate a training file; see `swarm.compare.training_files`.
 
         Args:
             file_name: JSONL file of chats.
@@ -416,23 +351,64 @@ class FinetuningManager:
         except InvalidArgument as error:
             return ValidationResult(False, [Finding(0, str(error))])
 
+    # The database
+
+    def _load(self) -> None:
+        """Read the file; other processes may have written it."""
+        try:
+            found = json.loads(self.path.read_bytes())
+            self._jobs, self._files = found["jobs"], found["files"]
+        except FileNotFoundError:
+            self._jobs, self._files = [], []
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise UserError(f"{self.path} cannot be read: {error}; name another folder") from None
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Hold the lock of the folder, with the jobs as other processes left them."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            lock = self.path.with_suffix(".lock").open("a")
+        except OSError as error:
+            raise UserError(f"{self.path.parent} cannot be written: {error.strerror}") from None
+        with lock:
+            acquire_lock(lock.fileno())
+            self._load()
+            yield
+
+    def _update(self, job: Job, /, **values: Any) -> None:
+        """Change a job, and write the file."""
+        job.update(values)
+        write_json(self.path, {"jobs": self._jobs, "files": self._files})
+
+    # The steps of a job
+
     def _prepare_job(self, params: OpenaiTrainingParams) -> Job:
         """Store a job before any request, or return an interrupted one with the same parameters."""
         new = params.to_job()
-        for old in self.store.jobs:
+        key = ApiKey(params.api_key, new["key_variable"])
+        for old in self._jobs:
             same = old["state"] == "creating" and all(old.get(name) == new[name] for name in new)
             if same:
-                self._keys[old["id"]] = ApiKey(params.api_key, old["key_variable"])
+                self._keys[old["id"]] = key
                 print(f"{old['suffix']}: resuming {old['id']}, which was interrupted")
                 return old
+            # All models with one suffix are trained on the same content of one file.
             if old["suffix"] == new["suffix"] and old["state"] not in ("failed", "cancelled"):
-                _check_same_file(old, new)
-        new |= {"id": f"job-{secrets.token_hex(6)}", "created": time.time(), "state": "creating"}
-        new |= {"job": None, "sent": 0.0, "models": [], "error": None}
-        self._keys[new["id"]] = ApiKey(params.api_key, new["key_variable"])
-        self.store.jobs.append(new)
-        self.store.save()
-        return new
+                names = ("file_name", "file_path")
+                other = all(old[name] != new[name] for name in names)
+                if other or old["file_md5"] != new["file_md5"]:
+                    changed = "" if other else ", whose content has changed since"
+                    raise InvalidArgument(
+                        f"suffix={new['suffix']!r} is already used for {old['file_name']} "
+                        f"({old['id']}){changed}: the models would be indistinguishable; give "
+                        "another suffix="
+                    )
+        job: Job = {**new, "id": f"job-{secrets.token_hex(6)}", "created": time.time()}
+        self._keys[job["id"]] = key
+        self._jobs.append(job)
+        self._update(job, state="creating", job=None, sent=0.0, models=[], error=None)
+        return job
 
     def _submit_job(self, job: Job) -> None:
         """Take the remaining steps until the server has the job.
@@ -453,13 +429,13 @@ class FinetuningManager:
             for kind, name in (("file", "file_id"), ("validation", "validation_file_id")):
                 if job.get(f"{kind}_path") and not job.get(name):
                     found = self._upload_file(api, job, job[f"{kind}_path"], job[f"{kind}_md5"])
-                    self.store.update(job, **{name: found})
+                    self._update(job, **{name: found})
             self._create_at_server(api, job)
         except ServerError as error:
             limited = error.status == 429 and error.reason != "insufficient_quota"
             # If a response was lost, the job may exist, whatever later responses are.
             keep = limited or error.passing or job["sent"]
-            self.store.update(job, error=str(error), **({} if keep else {"state": "failed"}))
+            self._update(job, error=str(error), **({} if keep else {"state": "failed"}))
             if not limited:
                 raise
             print(f"{job['suffix']}: {error}. It is stored as {job['id']}; update_jobs sends it")
@@ -470,21 +446,23 @@ class FinetuningManager:
         own = [self._keys[job["id"]]] if job["id"] in self._keys else []
         if variable and (present := os.environ.get(variable, "").strip()):
             own.append(ApiKey(present, variable))
-        keys = {key.secret: key for key in reversed([*own, *self._given, *others])}
+        keys: dict[str, ApiKey] = {}
+        for key in (*own, *self._given, *others):
+            keys.setdefault(key.secret, key)
         if not keys:
             raise UserError(
                 f"{job['suffix']}: no key for {job['base_url']}; set the original key in "
                 f"{variable or 'OPENAI_API_KEY'}, or pass it as FinetuningManager(api_keys=[...])"
             )
-        return list(keys.values())[::-1]
+        return list(keys.values())
 
     def _upload_file(self, api: FinetuningApi, job: Job, path: str, md5: str) -> str:
         """Return the id of a file; uploads it unless the key's project has it."""
         data = read_training_file(path)
         if hashlib.md5(data).hexdigest() != md5:
-            self.store.update(job, state="failed", error="the file has changed")
+            self._update(job, state="failed", error="the file has changed")
             raise InvalidArgument(f"{path} has changed since the job was created; create a new job")
-        for file in self.store.files:
+        for file in self._files:
             if (file["md5"], file["base_url"]) == (md5, job["base_url"]):
                 try:
                     known = api.get(f"/files/{file['file_id']}")
@@ -496,28 +474,42 @@ class FinetuningManager:
                     print(f"{Path(path).name} already exists: {file['file_id']}")
                     return str(file["file_id"])
         found = api.upload(Path(path).name, data)
-        self.store.files.append({"file_id": found, "md5": md5, "base_url": job["base_url"]})
+        self._files.append({"file_id": found, "md5": md5, "base_url": job["base_url"]})
         print(f"{Path(path).name} is uploaded: {found}")
         return found
 
     def _create_at_server(self, api: FinetuningApi, job: Job) -> None:
-        self.store.update(job, sent=time.time())
+        hyperparameters = {
+            "batch_size": job["batch_size"],
+            "learning_rate_multiplier": job["learning_rate_multiplier"],
+            "n_epochs": job["epochs"],
+        }
+        body = {
+            "model": job["base_model"],
+            "training_file": job["file_id"],
+            "suffix": job["suffix"],
+            "seed": job["seed"],
+            "validation_file": job.get("validation_file_id"),
+            "metadata": {JOB_ID_TAG: job["id"]},
+            "method": {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}},
+        }
+        given = {key: value for key, value in body.items() if value is not None}
+        self._update(job, sent=time.time())
         try:
-            found = api.post("/fine_tuning/jobs", _job_request_body(job))
+            self._adopt_job(job, api.post("/fine_tuning/jobs", given))
         except ServerError as error:
             if not error.passing:
-                self.store.update(job, sent=0.0)
+                self._update(job, sent=0.0)
             elif self._find_lost_job(api, job):
                 return
             raise
-        self._adopt_job(job, found)
 
     def _find_lost_job(self, api: FinetuningApi, job: Job) -> bool:
         """Look for the server's job whose creation response was lost, and adopt it.
 
         Jobs are matched by the id in their metadata or, at servers that keep none, by their file.
         """
-        known = {one["job"] for one in self.store.jobs}
+        known = {one["job"] for one in self._jobs}
         for found in api.list_jobs(job["sent"] - MAX_CLOCK_SKEW_S):
             tag = (found.get("metadata") or {}).get(JOB_ID_TAG)
             untagged = tag is None and found.get("training_file") == job["file_id"]
@@ -527,87 +519,67 @@ class FinetuningManager:
         return False
 
     def _adopt_job(self, job: Job, found: Any) -> None:
-        values = {"error": None, **extract_job_fields(found)}
-        self.store.update(job, job=found["id"], state=found["status"], **values)
+        """Store the state and the fields that the server has set."""
+        method = found.get("method") or {}
+        settings = (method.get(method.get("type") or "supervised") or {}).get("hyperparameters")
+        settings = settings or found.get("hyperparameters") or {}
+        error = found.get("error") or {}
+        values = {
+            "organization_id": found.get("organization_id"),
+            "seed": found.get("seed"),
+            "epochs": settings.get("n_epochs"),
+            "batch_size": settings.get("batch_size"),
+            "learning_rate_multiplier": settings.get("learning_rate_multiplier"),
+            "trained_tokens": found.get("trained_tokens"),
+            "error": to_one_line(str(error.get("message") or error.get("code") or "")) or None,
+        }
+        known = {key: one for key, one in values.items() if one is not None and one != "auto"}
+        first = {"error": None} if job["job"] is None else {}
+        self._update(job, **{"job": found["id"], "state": found["status"], **first, **known})
 
     def _update_job(self, job: Job) -> str:
         """Read a job's current state, or submit it; return a status line."""
+        suffix, found = job["suffix"], dict[str, Any]()
         if job["job"] is None:
             self._submit_job(job)
-            state = "waits for a slot" if job["job"] is None else job["state"]
-            return f"… {job['suffix']} ({job['base_model']}): {state}"
-        api, found = self._find_access(job)
-        values = extract_job_fields(found)
-        self.store.update(job, state=found["status"], **values)
-        if found["status"] == "succeeded":
-            self.store.update(job, models=_list_models(api, job, found))
-        return _status_line(job, found)
+        else:
+            api, found = self._find_access(job)
+            self._adopt_job(job, found)
+            if job["state"] == "succeeded":
+                self._update(job, models=_list_models(api, job, found))
+                names = [one["model"] for one in job["models"]]
+                more = f" and {len(names) - 1} checkpoints" if len(names) > 1 else ""
+                return f"✓ {suffix}: succeeded → {names[0] if names else 'unnamed model'}{more}"
+            if job["state"] in FINAL_STATES:
+                return f"✗ {suffix}: {job['state']}" + (f": {job['error']}" if job["error"] else "")
+        state = "waits for a slot" if job["job"] is None else job["state"]
+        line = f"… {suffix} ({job['base_model']}): {state}"
+        end = found.get("estimated_finish")
+        if isinstance(end, int | float) and end > time.time():
+            line += f", trained in about {format_duration(end - time.time(), minutes=True)}"
+        return line
 
     def _find_access(self, job: Job) -> tuple[FinetuningApi, Any]:
         """Return the API with the first key that has access to a job, and the job there."""
+        others: list[ApiKey] = []
+        if job["base_url"] == OPENAI_BASE_URL:
+            # Another key of the project has access, too; no other server is sent OpenAI's.
+            found = ((name, os.environ[name].strip()) for name in sorted(os.environ))
+            others = [ApiKey(k, n) for n, k in found if k and OPENAI_KEY_VARIABLE.fullmatch(n)]
         failed: ServerError | None = None
-        # Another key of the project has access, too; no other server is sent OpenAI's.
-        others = environment_keys() if job["base_url"] == OPENAI_BASE_URL else []
         for key in self._list_keys(job, others):
             api = FinetuningApi(job, key, self.timeout)
             try:
-                found = api.get(f"/fine_tuning/jobs/{job['job']}")
+                answer = api.get(f"/fine_tuning/jobs/{job['job']}")
             except ServerError as error:
                 failed = error
                 if error.passing:  # any other key would wait as long
                     break
             else:
                 self._keys[job["id"]] = key
-                return api, found
+                return api, answer
         assert failed
         raise failed
-
-
-def _check_same_file(old: Job, new: Job) -> None:
-    """Check that all models with one suffix were trained on the same file content."""
-    known = f"suffix={new['suffix']!r} is already used for {old['file_name']} ({old['id']})"
-    what_to_do = "the models would be indistinguishable; give another suffix="
-    if old["file_name"] != new["file_name"] and old["file_path"] != new["file_path"]:
-        raise InvalidArgument(f"{known}: {what_to_do}")
-    if old["file_md5"] != new["file_md5"]:
-        raise InvalidArgument(f"{known}, whose content has changed since: {what_to_do}")
-
-
-def _job_request_body(job: Job) -> dict[str, Any]:
-    """Return the request body that creates a job."""
-    hyperparameters = {
-        "batch_size": job["batch_size"],
-        "learning_rate_multiplier": job["learning_rate_multiplier"],
-        "n_epochs": job["epochs"],
-    }
-    body = {
-        "model": job["base_model"],
-        "training_file": job["file_id"],
-        "suffix": job["suffix"],
-        "seed": job["seed"],
-        "validation_file": job.get("validation_file_id"),
-        "metadata": {JOB_ID_TAG: job["id"]},
-        "method": {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}},
-    }
-    return {key: value for key, value in body.items() if value is not None}
-
-
-def extract_job_fields(found: Any) -> dict[str, Any]:
-    """Return the fields set by the server: organization, seed, hyperparameters, error."""
-    method = found.get("method") or {}
-    settings = (method.get(method.get("type") or "supervised") or {}).get("hyperparameters")
-    settings = settings or found.get("hyperparameters") or {}
-    error = found.get("error") or {}
-    values = {
-        "organization_id": found.get("organization_id"),
-        "seed": found.get("seed"),
-        "epochs": settings.get("n_epochs"),
-        "batch_size": settings.get("batch_size"),
-        "learning_rate_multiplier": settings.get("learning_rate_multiplier"),
-        "trained_tokens": found.get("trained_tokens"),
-        "error": to_one_line(str(error.get("message") or error.get("code") or "")) or None,
-    }
-    return {key: value for key, value in values.items() if value is not None and value != "auto"}
 
 
 def _list_models(api: FinetuningApi, job: Job, found: Any) -> list[Job]:
@@ -630,31 +602,12 @@ def _list_models(api: FinetuningApi, job: Job, found: Any) -> list[Job]:
     last = steps.pop(final, None) or max(steps.values(), default=None)
     models = [{"model": final, "epochs": job["epochs"], "checkpoint_step": last}]
     for name, step in sorted(steps.items(), key=lambda one: -one[1]):
-        epochs = _epochs_at_step(job["epochs"], step, last)
+        epochs = None
+        if type(job["epochs"]) in (int, float) and last:
+            epochs = job["epochs"] * step / last
+            epochs = round(epochs) if abs(epochs - round(epochs)) < 0.05 else round(epochs, 2)
         models.append({"model": name, "epochs": epochs, "checkpoint_step": step})
     return models
-
-
-def _epochs_at_step(epochs: Any, step: int, last: int | None) -> Any:
-    """Return the number of epochs completed at a step; a fraction within an epoch."""
-    if type(epochs) not in (int, float) or not last:
-        return None
-    found = epochs * step / last
-    return round(found) if abs(found - round(found)) < 0.05 else round(found, 2)
-
-
-def _status_line(job: Job, found: Any) -> str:
-    suffix, state = job["suffix"], job["state"]
-    if state == "succeeded":
-        names = [one["model"] for one in job["models"]]
-        more = f" and {len(names) - 1} checkpoints" if len(names) > 1 else ""
-        return f"✓ {suffix}: succeeded → {names[0] if names else 'unnamed model'}{more}"
-    if state in FINAL_STATES:
-        return f"✗ {suffix}: {state}" + (f": {job['error']}" if job["error"] else "")
-    line = f"… {suffix} ({job['base_model']}): {state}"
-    if type(end := found.get("estimated_finish")) in (int, float) and end > time.time():
-        line += f", trained in about {format_duration(end - time.time(), minutes=True)}"
-    return line
 
 
 def build_frame(rows: list[Job], columns: Sequence[str], filters: dict[str, Any]) -> "DataFrame":

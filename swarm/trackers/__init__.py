@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from swarm.trackers.base import SearchTracker, TrackedRun, Tracker
+from swarm.trackers.base import NOTHING, SearchTracker, Tracker
 from swarm.trackers.tensorboard import TensorBoard
 from swarm.trackers.wandb import WandB
 
@@ -13,33 +13,25 @@ class MultiTracker(Tracker):
     """Logs to both trackers; a failure of one does not affect the other.
 
     Args:
-        mode, project, entity, group, model, uses, link: See `swarm.trackers.WandB`.
+        *arguments, **options: Those of `swarm.trackers.WandB`.
     """
 
-    def __init__(
-        self,
-        mode: Literal["online", "offline"] = "online",
-        project: str | None = None,
-        entity: str | None = None,
-        group: str | None = None,
-        model: bool = True,
-        uses: Sequence[str] = (),
-        link: str | None = None,
-    ) -> None:
-        wandb = WandB(mode, project, entity, group, model, uses, link)
-        self.trackers: tuple[WandB, TensorBoard] = (wandb, TensorBoard())
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.trackers: Sequence[Tracker] = (WandB(*arguments, **options), TensorBoard())
 
     def check(self) -> None:
         """See `Tracker`."""
         for tracker in self.trackers:
             tracker.check()
 
-    def start(self, run: TrackedRun) -> None:
+    def start(
+        self, folder: Path, config: Mapping[str, Any] = NOTHING, sources: Sequence[Path] = ()
+    ) -> None:
         """See `Tracker`."""
         first, second = self.trackers
-        first.start(run)
+        first.start(folder, config, sources)
         try:
-            second.start(run)
+            second.start(folder, config, sources)
         except BaseException:
             first.finish({}, 1)
             raise
@@ -60,4 +52,4 @@ class MultiTracker(Tracker):
             tracker.finish(summary, code)
 
 
-__all__ = ["MultiTracker", "SearchTracker", "TensorBoard", "TrackedRun", "Tracker", "WandB"]
+__all__ = ["MultiTracker", "SearchTracker", "TensorBoard", "Tracker", "WandB"]

@@ -1,15 +1,15 @@
 """A tracker shows a search outside of its folder; what it shows is read from the run's record."""
 
-import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from swarm._util.files import hash_file
 from swarm._util.secrets import clean
 from swarm.report.analyses import swarm_diversity
 from swarm.runs.folder import RunFolder
@@ -22,20 +22,7 @@ INTERRUPTED_CODE = 130
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 
-
-@dataclass(frozen=True, slots=True)
-class TrackedRun:
-    """A search that is tracked.
-
-    Attributes:
-        folder: Run folder, whose name is the run's; trackers store their files in it.
-        config: Configuration of the run; secrets are removed before it is logged.
-        sources: Folders of the experts it starts from.
-    """
-
-    folder: Path
-    config: Mapping[str, Any] = field(default_factory=dict)
-    sources: Sequence[Path] = ()
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Tracker:
@@ -46,13 +33,8 @@ class Tracker:
     """
 
     name = "none"
-    _first = 0
+    _first = 0  # the first step that is not logged yet
     _open = False
-
-    @property
-    def shows(self) -> bool:
-        """Whether anything is shown."""
-        return type(self) is not Tracker
 
     def check(self) -> None:
         """Check that runs can be tracked; called before anything is written.
@@ -61,13 +43,20 @@ class Tracker:
             UserError: They cannot be tracked.
         """
 
-    def start(self, run: TrackedRun) -> None:
-        """Start or resume the run in its folder.
+    def start(
+        self, folder: Path, config: Mapping[str, Any] = NOTHING, sources: Sequence[Path] = ()
+    ) -> None:
+        """Start or resume a run.
+
+        Args:
+            folder: Run folder, whose name is the run's; trackers store their files in it.
+            config: Configuration of the run; secrets are removed before it is logged.
+            sources: Folders of the experts it starts from.
 
         Raises:
             UserError: It cannot be tracked.
         """
-        self._first = self._start_run(run)
+        self._first = self._start_run(folder, clean(dict(config)), sources)
         self._open = True
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -104,7 +93,7 @@ class Tracker:
                 error,
             )
 
-    def _start_run(self, run: TrackedRun) -> int:
+    def _start_run(self, folder: Path, config: Mapping[str, Any], sources: Sequence[Path]) -> int:
         """Start the run, and return the first step that is not logged yet."""
         return 0
 
@@ -127,6 +116,7 @@ class SearchTracker:
 
     def __init__(self, tracker: Tracker, folder: Path) -> None:
         self.tracker, self.folder = tracker, folder
+        self._shows = type(tracker) is not Tracker
 
     @contextmanager
     def track_search(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[None]:
@@ -135,16 +125,17 @@ class SearchTracker:
         Raises:
             UserError: The run cannot be tracked.
         """
-        if not self.tracker.shows:
+        if not self._shows:
             yield
             return
-        self._config = dict(config)
-        self._summary: dict[str, Any] = {}
-        self._series = SearchSeries(state["experts"], len(state["groups"]))
+        self._config, self._summary = dict(config), dict[str, Any]()
+        self._experts, self._groups = state["experts"], len(state["groups"])
+        self._highest, self._lowest = -np.inf, np.inf
+        self._personal: dict[int, float] = {}
+        self._best: np.ndarray | None = None  # [K], the mean over groups
         pool = Path(str(self._config.get("pool", {}).get("folder") or self.folder))
-        sources = [pool / name for name in state["experts"] if (pool / name).is_dir()]
-        self._sources = {source.name: source for source in sources}
-        self.tracker.start(TrackedRun(self.folder, config, sources))
+        self._sources = {name: pool / name for name in self._experts if (pool / name).is_dir()}
+        self.tracker.start(self.folder, config, list(self._sources.values()))
         try:
             for number, entry in enumerate(state["rounds"]):
                 self.log_iteration(number, entry)
@@ -156,91 +147,66 @@ class SearchTracker:
         self.tracker.finish(self._summary)
 
     def log_iteration(self, number: int, entry: Mapping[str, Any]) -> None:
-        """Log a recorded iteration."""
-        if self.tracker.shows:
-            self.tracker.log(number, self._series.add_iteration(entry))
+        """Log a recorded iteration, without what it did not measure."""
+        if not self._shows:
+            return
+        shape = (len(entry["positions"]), self._groups, len(self._experts))
+        positions = np.array(entry["positions"], dtype=float).reshape(shape).mean(axis=1)
+        known = {i: u for i, u in enumerate(entry["utilities"]) if u is not None}
+        best = positions[0] if self._best is None else self._best
+        for i, utility in known.items():
+            if utility > self._highest:
+                self._highest, best = utility, positions[i]
+            self._lowest = min(self._lowest, utility)
+            self._personal[i] = max(self._personal.get(i, -np.inf), utility)
+        self._best = best
+        found = {f"particle/{i}_now": utility for i, utility in known.items()}
+        found |= {f"particle/{i}_best": utility for i, utility in self._personal.items()}
+        if self._personal:
+            found |= {"swarm/best": self._highest, "swarm/worst": self._lowest}
+        found["swarm/diversity"] = float(swarm_diversity(positions[None])[0])
+        counts = {f"prompts_{name}": f"prompts/{name}" for name in ("scored", "saved", "shared")}
+        for key, name in {**counts, "seconds": "speed/seconds"}.items():
+            if key in entry:
+                found[name] = entry[key]
+        shares = zip(self._experts, best.tolist(), strict=True)
+        found |= {f"coefficient/{name}": share for name, share in shares}
+        self.tracker.log(number, found)
 
     def log_verdict(self, verdict: Verdict) -> None:
         """Log the results and the best of a finished search."""
-        if self.tracker.shows:
-            words = str(state_verdict(verdict, self.folder))
-            self._summary = {"verdict": words, **verdict.original_names()}
-            if (strongest := verdict.strongest) and strongest.gain:
-                self._summary |= {"gain": strongest.gain.difference, "p": strongest.gain.p}
-            self.tracker.log_model(self.folder / "global_best", self._describe_best(verdict))
+        if not self._shows:
+            return
+        words = str(state_verdict(verdict, self.folder))
+        self._summary = {"verdict": words, **verdict.original_names()}
+        if (strongest := verdict.strongest) and strongest.gain:
+            self._summary |= {"gain": strongest.gain.difference, "p": strongest.gain.p}
+        self.tracker.log_model(self.folder / "global_best", self._describe_best(verdict))
 
     def _describe_best(self, verdict: Verdict) -> dict[str, Any]:
         """Return the metadata of the best position's adapter."""
         run = RunFolder(self.folder)
-        names, groups = run.experts, run.groups
-        rows = run.positions[run.find_best()].reshape(len(groups), len(names))
+        rows = run.positions[run.find_best()].reshape(len(run.groups), len(run.experts))
         experts = {}
-        for name, share in zip(names, rows.mean(axis=0).tolist(), strict=True):
+        for name, share in zip(run.experts, rows.mean(axis=0).tolist(), strict=True):
             source = self._sources.get(name)
             weights = source / WEIGHTS_FILE if source else None
             experts[name] = {
                 "coefficient": share,
                 "folder": str(source) if source else None,
-                "sha256": _file_sha256(weights) if weights and weights.is_file() else None,
+                "sha256": hash_file(weights) if weights and weights.is_file() else None,
             }
-        several = {"groups": dict(zip(groups, rows.tolist(), strict=True))}
-        model, identity = self._config.get("model", {}), run.identity
-        test = verdict.found.test
+        groups = {"groups": dict(zip(run.groups, rows.tolist(), strict=True))}
+        model, test = self._config.get("model", {}), verdict.found.test
         return {
             "task": self._config.get("task", {}).get("name"),
             "base": model.get("path") or model.get("name"),
-            "seed": identity.get("seed"),
+            "seed": run.identity.get("seed"),
             "experts": experts,
-            **(several if len(groups) > 1 else {}),
-            "pool weights": identity.get("pool weights"),
+            **(groups if len(run.groups) > 1 else {}),
+            "pool weights": run.identity.get("pool weights"),
             "dev": verdict.dev.utility,
             "test": test.utility if test else None,
             "test_interval": test.interval if test else None,
             "verdict": self._summary["verdict"],
         }
-
-
-class SearchSeries:
-    """Converts the iterations of a search, one after the other, into values of time series.
-
-    Args:
-        experts: Names of the K experts.
-        groups: Number of groups of modules with separate coefficients; their mean is logged.
-    """
-
-    def __init__(self, experts: Sequence[str], groups: int) -> None:
-        self.experts, self.groups = experts, groups
-        self._best: np.ndarray | None = None  # [K], the mean over groups
-        self._highest, self._lowest = -np.inf, np.inf
-        self._personal: dict[int, float] = {}
-
-    def add_iteration(self, entry: Mapping[str, Any]) -> dict[str, float]:
-        """Add an iteration and return the values of the series, without those not measured."""
-        shape = (len(entry["positions"]), self.groups, len(self.experts))
-        positions = np.array(entry["positions"], dtype=float).reshape(shape).mean(axis=1)
-        known = {i: u for i, u in enumerate(entry["utilities"]) if u is not None}
-        held = positions[0] if self._best is None else self._best
-        for i, utility in known.items():
-            if utility > self._highest:
-                self._highest, held = utility, positions[i]
-            self._lowest = min(self._lowest, utility)
-            self._personal[i] = max(self._personal.get(i, -np.inf), utility)
-        self._best = held
-        found: dict[str, float] = {}
-        if self._personal:
-            found |= {"swarm/best": self._highest, "swarm/worst": self._lowest}
-        found |= {f"particle/{i}_now": utility for i, utility in known.items()}
-        found |= {f"particle/{i}_best": utility for i, utility in self._personal.items()}
-        found["swarm/diversity"] = float(swarm_diversity(positions[None])[0])
-        for name in ("scored", "saved", "shared"):
-            if (key := f"prompts_{name}") in entry:
-                found[f"prompts/{name}"] = entry[key]
-        if "seconds" in entry:
-            found["speed/seconds"] = entry["seconds"]
-        names = zip(self.experts, held.tolist(), strict=True)
-        return found | {f"coefficient/{name}": share for name, share in names}
-
-
-def _file_sha256(file: Path) -> str:
-    with file.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -2,14 +2,14 @@
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
-from swarm._util.secrets import clean
 from swarm.errors import UserError, install_command
-from swarm.trackers.base import TrackedRun, Tracker
+from swarm.trackers.base import Tracker
 
 
 class TensorBoard(Tracker):
@@ -24,15 +24,14 @@ class TensorBoard(Tracker):
     def check(self) -> None:
         """See `Tracker`: the package has to be installed."""
         if find_spec("tensorboard") is None:
-            raise UserError(
-                f"tracker=tensorboard needs tensorboard: {install_command('tensorboard')}"
-            )
+            install = install_command("tensorboard")
+            raise UserError(f"tracker=tensorboard needs tensorboard: {install}")
 
-    def _start_run(self, run: TrackedRun) -> int:
+    def _start_run(self, folder: Path, config: Mapping[str, Any], sources: Sequence[Path]) -> int:
         from tensorboard.compat.proto.event_pb2 import SessionLog
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        folder = run.folder / "tensorboard"
+        folder = folder / "tensorboard"
         before = sorted(folder.glob("events.out.tfevents.*"))
         name = f"events.out.tfevents.{time.time():.6f}"
         try:
@@ -42,7 +41,7 @@ class TensorBoard(Tracker):
             self._write_event(0, file_version="brain.Event:2")
             # SessionLog.START makes an open page discard the events of an earlier file.
             self._write_event(0, session_log=SessionLog(status=SessionLog.START))
-            self._write_text("config", _json_block(clean(run.config)), 0)
+            self._write_text("config", config, 0)
             self._writer.flush()
             # Removed only now, so that a failed start leaves the earlier file intact.
             for file in before:
@@ -56,16 +55,16 @@ class TensorBoard(Tracker):
 
     def _log_values(self, step: int, values: Mapping[str, float]) -> None:
         self._last = max(self._last, step)
-        self._write_scalars(values, step)
+        self._write_scalars(values)
         self._writer.flush()
 
     def _log_model(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        self._write_text("best", _json_block(facts), self._last)
+        self._write_text("best", facts, self._last)
 
     def _finish_run(self, summary: Mapping[str, Any], code: int) -> None:
         numbers = {k: v for k, v in summary.items() if type(v) in (int, float, bool)}
-        self._write_scalars({f"final/{k}": float(v) for k, v in numbers.items()}, self._last)
-        self._write_text("final", _json_block(summary), self._last)
+        self._write_scalars({f"final/{k}": float(v) for k, v in numbers.items()})
+        self._write_text("final", summary, self._last)
         if code:
             self._write_text("interrupted", f"The run was interrupted (code {code}).", self._last)
         writer, self._writer = self._writer, None
@@ -77,24 +76,22 @@ class TensorBoard(Tracker):
         event = Event(wall_time=time.time(), step=step, **what)
         self._writer.write(event.SerializeToString())
 
-    def _write_scalars(self, values: Mapping[str, float], step: int) -> None:
+    def _write_scalars(self, values: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         scalars = [Summary.Value(tag=k, simple_value=float(v)) for k, v in values.items()]
-        self._write_event(step, summary=Summary(value=scalars))
+        self._write_event(self._last, summary=Summary(value=scalars))
 
-    def _write_text(self, name: str, markdown: str, step: int) -> None:
+    def _write_text(self, name: str, content: str | Mapping[str, Any], step: int) -> None:
+        """Write Markdown, or values as a code block of JSON."""
         from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
         from tensorboard.compat.proto.tensor_pb2 import TensorProto
         from tensorboard.compat.proto.types_pb2 import DT_STRING
 
+        if not isinstance(content, str):
+            content = indent(json.dumps(content, indent=1, default=str), "    ")
         kind = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-        content = markdown.encode("utf-8", "replace")
-        tensor = TensorProto(dtype=DT_STRING, string_val=[content])
+        data = content.encode("utf-8", "replace")
+        tensor = TensorProto(dtype=DT_STRING, string_val=[data])
         value = Summary.Value(tag=name, metadata=kind, tensor=tensor)
         self._write_event(step, summary=Summary(value=[value]))
-
-
-def _json_block(value: Mapping[str, Any]) -> str:
-    """Format values as JSON in a Markdown code block."""
-    return "".join(f"    {line}\n" for line in json.dumps(value, indent=1, default=str).split("\n"))

@@ -1,5 +1,6 @@
 """Weights & Biases tracker, online, or offline for a later `wandb sync`."""
 
+import contextlib
 import logging
 import netrc
 import os
@@ -14,10 +15,9 @@ from typing import Any, Literal
 from urllib.parse import urlparse
 
 from swarm._util.files import write_atomic
-from swarm._util.secrets import clean
 from swarm._util.settings import checked
 from swarm.errors import UserError
-from swarm.trackers.base import TrackedRun, Tracker
+from swarm.trackers.base import Tracker
 
 DEFAULT_PROJECT = "model-swarms"
 
@@ -79,12 +79,18 @@ class WandB(Tracker):
 
     def check(self) -> None:
         """See `Tracker`: online needs a key, from the environment or from `wandb login`."""
-        if self.mode == "online" and not os.environ.get("WANDB_API_KEY") and not _is_logged_in():
+        if self.mode == "offline" or os.environ.get("WANDB_API_KEY"):
+            return
+        server = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+        logged_in = None
+        with contextlib.suppress(OSError, netrc.NetrcParseError):
+            logged_in = netrc.netrc().authenticators(server)
+        if logged_in is None:
             raise UserError(
                 "tracker=wandb: not logged in; run `wandb login`, or tracker.mode=offline"
             )
 
-    def _start_run(self, run: TrackedRun) -> int:
+    def _start_run(self, folder: Path, config: Mapping[str, Any], sources: Sequence[Path]) -> int:
         # Otherwise wandb reports its internal errors to its developers, even offline.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         if "wandb" not in sys.modules:
@@ -92,36 +98,47 @@ class WandB(Tracker):
             os.environ.pop("WANDB_SERVICE", None)
         import wandb
 
-        online, folder = self.mode == "online", run.folder.resolve()
+        online, folder = self.mode == "online", folder.resolve()
         for before in () if online else folder.glob("wandb/offline-run-*"):
             shutil.rmtree(before, ignore_errors=True)
+        id_file = folder / "wandb" / "id"
+        if not id_file.is_file():
+            write_atomic(id_file, uuid.uuid4().hex[:16].encode())
         self._run = _init_run(
             project=self.project,
             entity=self.entity,
             group=self.group,
             name=folder.name,
             job_type="search",
-            id=_run_id(folder / "wandb"),
+            id=id_file.read_text().strip(),
             dir=str(folder),
             mode=self.mode,
             resume="allow" if online else None,
             reinit="create_new",
-            config=clean(run.config),
-            settings=_build_settings(wandb),
+            config=dict(config),
+            # Collect and send only what this toolkit logs: no code, command line, git, host name,
+            # installed packages or terminal output.
+            settings=wandb.Settings(
+                console="off",
+                silent=True,
+                save_code=False,
+                disable_code=True,
+                disable_git=True,
+                x_disable_meta=True,
+                x_disable_machine_info=True,
+                x_save_requirements=False,
+                host="",
+                finish_timeout=FINISH_TIMEOUT_S,
+            ),
         )
         # The table of all runs has a column per value: a particle's last utility is not a result.
         self._run.define_metric("particle/*", summary="none")
-        if online:
-            self._use_artifacts([*self.uses, *artifact_names(run.sources)])
-        return int(self._run.step)
-
-    def _use_artifacts(self, artifacts: Sequence[str]) -> None:
-        """Declare the artifacts of the experts; failures are logged but do not stop the run."""
-        for name in dict.fromkeys(artifacts):
+        for name in dict.fromkeys([*self.uses, *artifact_names(sources)]) if online else ():
             try:
                 self._run.use_artifact(name)
             except Exception as error:  # lineage is optional
                 log.warning("WandB: the run does not name the artifact %s (%s)", name, error)
+        return int(self._run.step)
 
     def _log_values(self, step: int, values: Mapping[str, float]) -> None:
         # Commit immediately: wandb buffers a row until the next step, and a kill would lose it.
@@ -136,25 +153,21 @@ class WandB(Tracker):
         artifact = wandb.Artifact(name, type="model", metadata=dict(facts))
         for file in sorted(folder.rglob("*")):
             if file.is_file() and not file.name.endswith(".jsonl"):
-                # "immutable" avoids a copy of large files: wandb reads the file itself when it
-                # uploads.
-                artifact.add_file(
-                    str(file.resolve()), str(file.relative_to(folder)), policy="immutable"
-                )
+                name_in_it = str(file.relative_to(folder))
+                # "immutable" avoids a copy of large files: wandb reads them when it uploads.
+                artifact.add_file(str(file.resolve()), name_in_it, policy="immutable")
         logged = self._run.log_artifact(artifact)
         self._run.summary["best_artifact"] = name
+        reason: Any = "the run is offline; link it on its page after `wandb sync`"
+        if self.link and self.mode == "online":
+            try:
+                logged.wait(FINISH_TIMEOUT_S)
+                self._run.link_artifact(logged, self.link)
+                return
+            except Exception as error:  # the artifact itself is complete
+                reason = error
         if self.link:
-            self._link_artifact(logged)
-
-    def _link_artifact(self, artifact: Any) -> None:
-        """Link the artifact to the collection; failures are logged but do not stop the run."""
-        try:
-            if self.mode == "offline":
-                raise ValueError("the run is offline; link it on its page after `wandb sync`")
-            artifact.wait(FINISH_TIMEOUT_S)
-            self._run.link_artifact(artifact, self.link)
-        except Exception as error:  # the artifact itself is complete
-            log.warning("WandB: the artifact is not linked to %s (%s)", self.link, error)
+            log.warning("WandB: the artifact is not linked to %s (%s)", self.link, reason)
 
     def _finish_run(self, summary: Mapping[str, Any], code: int) -> None:
         run, self._run = self._run, None
@@ -188,47 +201,7 @@ def _init_run(**given: Any) -> Any:
             ) from None
 
 
-def _build_settings(wandb: Any) -> Any:
-    """Return settings under which wandb collects and sends only what this toolkit logs.
-
-    They exclude code, command line, git, host name, installed packages and terminal output.
-    """
-    return wandb.Settings(
-        console="off",
-        silent=True,
-        save_code=False,
-        disable_code=True,
-        disable_git=True,
-        x_disable_meta=True,
-        x_disable_machine_info=True,
-        x_save_requirements=False,
-        host="",
-        finish_timeout=FINISH_TIMEOUT_S,
-    )
-
-
-def _run_id(folder: Path) -> str:
-    """Return the run's id, which is stored in the folder.
-
-    Raises:
-        UserError: The folder cannot be written.
-    """
-    path = folder / "id"
-    if not path.is_file():
-        write_atomic(path, uuid.uuid4().hex[:16].encode())
-    return path.read_text().strip()
-
-
 def artifact_names(folders: Sequence[Path]) -> list[str]:
     """Return artifact names (NAME:v3) from folder names, as wandb downloads create them."""
     parts = (part for folder in folders for part in folder.resolve().parts)
     return [part for part in parts if re.fullmatch(r"[\w.-]+:v\d+", part)]
-
-
-def _is_logged_in() -> bool:
-    """Return whether `wandb login` stored a key for the server in use."""
-    server = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
-    try:
-        return netrc.netrc().authenticators(server) is not None
-    except (OSError, netrc.NetrcParseError):
-        return False

@@ -23,7 +23,7 @@ from swarm.errors import UserError
 from swarm.report.analyses import measure_trajectory
 from swarm.runs.folder import RunFolder, build_scratchpad, read_state
 from swarm.runs.verdict import read_verdict
-from swarm.trackers import MultiTracker, SearchTracker, TrackedRun, Tracker, WandB
+from swarm.trackers import MultiTracker, SearchTracker, Tracker, WandB
 from swarm.trackers.wandb import artifact_names
 
 KEY = "sk-secret-0123456789"
@@ -239,7 +239,7 @@ def test_a_tracker_that_dies_under_way_warns_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tracker = WandB("offline")
-    tracker.start(TrackedRun(tmp_path))
+    tracker.start(tmp_path)
     tracker.log(0, {"g": 0.5})
     children = psutil.Process().children(recursive=True)
     killed = 0
@@ -262,9 +262,9 @@ def test_a_tracker_that_dies_under_way_warns_once(
 def test_one_of_both_that_cannot_begin_ends_the_other(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").write_text("a file")
     with pytest.raises(UserError, match=r"cannot write .*tensorboard"):
-        MultiTracker("offline").start(TrackedRun(tmp_path))
+        MultiTracker("offline").start(tmp_path)
     assert tracker_files.Offline(tmp_path).code == 1
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "wandb").write_text("a file")
     with pytest.raises(UserError, match=r"cannot write .*wandb"):
-        MultiTracker("offline").start(TrackedRun(tmp_path / "other"))
+        MultiTracker("offline").start(tmp_path / "other")

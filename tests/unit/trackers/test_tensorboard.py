@@ -13,7 +13,7 @@ import tracker_files
 from swarm.errors import UserError
 from swarm.runs.folder import RunFolder, read_state
 from swarm.runs.verdict import read_verdict
-from swarm.trackers import SearchTracker, TensorBoard, TrackedRun, Tracker, WandB
+from swarm.trackers import SearchTracker, TensorBoard, Tracker, WandB
 
 
 def log_run(folder: Path, tracker: Tracker) -> None:
@@ -76,7 +76,7 @@ def test_an_interrupted_run_is_marked(tmp_path: Path) -> None:
 
 def test_a_full_disk_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tracker = TensorBoard()
-    tracker.start(TrackedRun(tmp_path))
+    tracker.start(tmp_path)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, limits[1]))
     try:
@@ -93,7 +93,7 @@ def test_a_full_disk_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFix
 def test_mistakes_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tensorboard").write_text("a file")
     with pytest.raises(UserError, match=r"cannot write .*tensorboard"):
-        TensorBoard().start(TrackedRun(tmp_path))
+        TensorBoard().start(tmp_path)
     for wrong in ({"link": "nlgraph"}, {"link": "a/b:v3"}, {"link": "a/b", "model": False}):
         with pytest.raises(UserError, match=r"^tracker\.link"):
             WandB("offline", **wrong)  # type: ignore[arg-type]

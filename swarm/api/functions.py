@@ -80,23 +80,14 @@ def search(
         UserError: An input is invalid, with the message of the command line. Nothing has been
             written in that case.
     """
-    given = {
-        "task": task,
-        "pool": pool,
-        "model": model,
-        "optimizer": optimizer,
-        "engine": engine,
-        "executor": executor,
-    }
-    keys, objects = split_keys_and_objects(given)
-    name = name or find_free_name(folder, f"{_task_name(task)}_{datetime.now():%Y-%m-%d_%H-%M-%S}")
+    given = {"task": task, "pool": pool, "model": model, "optimizer": optimizer}
+    keys, objects = split_keys_and_objects({**given, "engine": engine, "executor": executor})
+    if name is None:
+        label = task if isinstance(task, str) else getattr(task, "name", "search")
+        name = find_free_name(folder, f"{label}_{datetime.now():%Y-%m-%d_%H-%M-%S}")
     plain = {"folder": folder, "seed": seed, **settings}
-    arguments = [
-        *to_overrides(keys),
-        *to_overrides(plain),
-        *to_overrides(overrides),
-        *to_overrides({"name": name}),
-    ]
+    parts = (keys, plain, overrides, {"name": name})
+    arguments = [word for part in parts for word in to_overrides(part)]
     with preserve_logging(), compose_config("search", arguments) as config:
         if config["dry_run"]:
             raise UserError(
@@ -116,10 +107,10 @@ def split_keys_and_objects(given: Mapping[str, Any]) -> tuple[dict[str, Any], di
     keys: dict[str, Any] = {}
     objects: dict[str, Any] = {}
     for group, value in given.items():
-        if value is None:
-            continue
         if group == "pool":
             value = _pool_keys(value)
+        if value is None:
+            continue
         if group == "model" and isinstance(value, str | Path):
             # A name without a slash may be a misspelt option, for which Hydra has the best message.
             is_path = "/" in str(value) or Path(value).is_dir()
@@ -127,31 +118,27 @@ def split_keys_and_objects(given: Mapping[str, Any]) -> tuple[dict[str, Any], di
             keys |= {"model": str(value)} if option else {"model": "local", "model.path": value}
         elif isinstance(value, str | Mapping):
             keys[group] = value
+        elif isinstance(value, KINDS[group]):
+            objects[group] = value
         else:
-            objects[group] = _check_object(group, value)
+            allowed = f"the name of an option of conf/{group}, or an object of that kind"
+            if group == "task" and callable(value):
+                raise UserError(ITEMS_MISSING)
+            if group == "pool":
+                allowed = "a folder of adapters, a list of adapters' folders, or a pool"
+            raise UserError(f"{group}={value!r:.80}: must be {allowed}")
     return keys, objects
 
 
-REQUIRED_METHODS = {
-    "task": "run",
-    "pool": "open",
-    "model": "resolve",
-    "optimizer": "ask",
-    "engine": "check",
-    "executor": "map",
+KINDS = {
+    "task": Task,
+    "pool": ExpertPool,
+    "model": BaseModel,
+    "optimizer": Optimizer,
+    "engine": Engine,
+    "executor": Executor,
 }
-"""Method that identifies an object of each group."""
-
-
-def _check_object(group: str, value: Any) -> Any:
-    if group == "task" and callable(value) and not hasattr(value, "run"):
-        raise UserError(ITEMS_MISSING)
-    if not hasattr(value, REQUIRED_METHODS[group]) or isinstance(value, type):
-        allowed = f"the name of an option of conf/{group}, or an object of that kind"
-        if group == "pool":
-            allowed = "a folder of adapters, a list of adapters' folders, or a pool"
-        raise UserError(f"{group}={value!r:.80}: must be {allowed}")
-    return value
+"""Base class of the objects of each group."""
 
 
 def _pool_keys(value: Any) -> Any:
@@ -163,13 +150,12 @@ def _pool_keys(value: Any) -> Any:
     if not value or not isinstance(value, Sequence):
         return value
     folders = [Path(one) for one in value]
-    homes = {one.parent for one in folders}
-    if len(homes) != 1:
+    if len({one.parent for one in folders}) != 1:
         raise UserError(
             f"pool: {', '.join(map(str, folders))}: adapters of a pool must be in one folder; "
             "copy or link (ln -s) them into one"
         )
-    return {"folder": str(homes.pop()), "experts": [one.name for one in folders]}
+    return {"folder": str(folders[0].parent), "experts": [one.name for one in folders]}
 
 
 def build_run(config: dict[str, Any], objects: Mapping[str, Any]) -> Run:
@@ -190,30 +176,22 @@ def build_run(config: dict[str, Any], objects: Mapping[str, Any]) -> Run:
         if key not in (*ENTRY_KEYS, "_target_")
     }
     run = Run(**parts)
-    if not isinstance(run.executor, InlineExecutor):
-        _check_picklable(objects)
-    return run
-
-
-def _check_picklable(objects: Mapping[str, Any]) -> None:
     for group in ("task", "pool", "engine"):
-        try:
-            pickle.dumps(objects.get(group))
-        except Exception as error:
-            raise UserError(
-                f"{group}: it cannot be sent to worker processes ({error}); define its parts "
-                "in an importable module, or use one device"
-            ) from None
+        if group in objects and not isinstance(run.executor, InlineExecutor):
+            try:
+                pickle.dumps(objects[group])
+            except Exception as error:
+                raise UserError(
+                    f"{group}: it cannot be sent to worker processes ({error}); define its parts "
+                    "in an importable module, or use one device"
+                ) from None
+    return run
 
 
 def find_free_name(folder: str | Path, name: str) -> str:
     """Return the name, with a number appended if a search of the same second has it."""
     later = (f"{name}-{number}" for number in itertools.count(2))
     return next(one for one in itertools.chain([name], later) if not (Path(folder) / one).exists())
-
-
-def _task_name(task: Any) -> str:
-    return task if isinstance(task, str) else str(getattr(task, "name", "search"))
 
 
 @contextmanager
@@ -269,30 +247,28 @@ def evaluate(
     """
     if "model" in settings:
         if model is not None:
-            if task != DEFAULT_TASK or not (isinstance(model, str) or hasattr(model, "run")):
+            if task != DEFAULT_TASK or not isinstance(model, str | Task):
                 raise UserError("model: given twice; call evaluate(MODEL, task=TASK)")
-            task = cast("str | Task", model)
+            task = model
         model = settings.pop("model")
     keys = {f"task.{key}": value for key, value in settings.items()}
-    chosen, config = _resolve_task(task, [*to_overrides(keys), *to_overrides(overrides)])
-    candidate = _resolve_candidate(model, roster or Roster(device=device))
-    told_of = {"task": config, "candidate": {"names": candidate.names}}
-    evaluation = Evaluation(chosen, candidate, split, device, out)
-    return EvaluationResult(evaluation.run(told_of), evaluation.answer_rows(), chosen)
-
-
-def _resolve_task(task: str | Task, arguments: Sequence[str]) -> tuple[Task, Mapping[str, Any]]:
-    """Return a task, and its description as a configuration."""
+    arguments = [*to_overrides(keys), *to_overrides(overrides)]
     if isinstance(task, str):
-        with compose_config("evaluate", [f"task={task}", *arguments]) as config:
-            return instantiate_part(config["task"]), config["task"]
-    if arguments:
+        with compose_config("evaluate", [f"task={task}", *arguments]) as composed:
+            config = composed["task"]
+            task = cast("Task", instantiate_part(config))
+    elif not isinstance(task, Task):
+        raise UserError(ITEMS_MISSING)
+    elif arguments:
         raise UserError(
             f"{arguments[0]}: a task object has its own settings; set them in its constructor"
         )
-    if not isinstance(task, Task):
-        raise UserError(ITEMS_MISSING)
-    return task, describe_object(task)
+    else:
+        config = describe_object(task)
+    candidate = _resolve_candidate(model, roster or Roster(device=device))
+    evaluation = Evaluation(task, candidate, split, device, out)
+    result = evaluation.run({"task": config, "candidate": {"names": candidate.names}})
+    return EvaluationResult(result, evaluation.answer_rows(), task)
 
 
 def _resolve_candidate(model: Any, roster: Roster) -> Candidate:
@@ -306,7 +282,7 @@ def _resolve_candidate(model: Any, roster: Roster) -> Candidate:
         return models.NamedModelCandidate(name, roster)
     if isinstance(model, Candidate):
         return model
-    if hasattr(model, "generate"):
+    if isinstance(model, Model):
         return models.ModelCandidate(model, getattr(model, "name", type(model).__name__))
     if callable(model):
         made = FunctionModel(model)
@@ -332,11 +308,18 @@ class CustomTask(FunctionTask):
 
     def __init__(self, name: str, function: Callable[..., Any], **more: Any) -> None:
         super().__init__(name, function=function, **more)
+        try:
+            source = short_digest(inspect.getsource(function))
+        except (OSError, TypeError):
+            source = None
         file = more.get("file")
-        keys = {**more, "file": None if isinstance(file, InMemoryItems) else file}
-        path = function_name(function)
-        self.settings = {"name": name, "function": path, "source": function_digest(function)}
-        self.settings |= keys
+        self.settings = {
+            "name": name,
+            "function": function_name(function),
+            "source": source,
+            **more,
+            "file": None if isinstance(file, InMemoryItems) else file,
+        }
 
 
 def task(
@@ -388,11 +371,3 @@ def task(
         chat=chat,
         max_new_tokens=max_new_tokens,
     )
-
-
-def function_digest(function: Callable[..., Any]) -> str | None:
-    """Return 16 hexadecimal digits that depend on a function's source; `None` without source."""
-    try:
-        return short_digest(inspect.getsource(function))
-    except (OSError, TypeError):
-        return None

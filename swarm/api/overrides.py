@@ -29,34 +29,28 @@ def to_overrides(keys: OverrideKeys) -> list[str]:
     Raises:
         UserError: A value cannot be represented.
     """
-    if not isinstance(keys, Mapping):
-        given = [keys] if isinstance(keys, str) or not isinstance(keys, Sequence) else list(keys)
-        if unknown := [one for one in given if not isinstance(one, str)]:
-            raise UserError(f"overrides={unknown[0]!r:.60}: must be a dict of keys, or KEY=VALUE")
-        return [normalize_gpu_list(one) for one in given]
-    return [
-        normalize_gpu_list(word)
-        for key, value in keys.items()
-        for word in _iterate_overrides(str(key), value)
-    ]
-
-
-def _iterate_overrides(key: str, value: Any) -> Iterator[str]:
-    if isinstance(value, Mapping) and "." not in key:
-        for name, one in value.items():
-            yield from _iterate_overrides(f"{key}.{name}", one)
-    elif isinstance(value, str) and (conf_folder() / key).is_dir():
-        yield f"{key}={value}"  # an option's name: Hydra reports unknown ones best
+    if isinstance(keys, Mapping):
+        words = [word for key, value in keys.items() for word in _flatten(str(key), value)]
     else:
-        yield f"{key}={_format_value(key, value)}"
+        words = [keys] if isinstance(keys, str) or not isinstance(keys, Sequence) else list(keys)
+    for word in words:
+        if not isinstance(word, str):
+            raise UserError(f"overrides={word!r:.60}: must be a dict of keys, or KEY=VALUE")
+    return [normalize_gpu_list(word) for word in words]
+
+
+def _flatten(key: str, value: Any) -> list[str]:
+    if isinstance(value, Mapping) and "." not in key:
+        return [word for name, one in value.items() for word in _flatten(f"{key}.{name}", one)]
+    if isinstance(value, str) and (conf_folder() / key).is_dir():
+        return [f"{key}={value}"]  # an option's name: Hydra reports unknown ones best
+    return [f"{key}={_format_value(key, value)}"]
 
 
 def _format_value(key: str, value: Any) -> str:
     """Format a value in Hydra's grammar."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, str | Path):

@@ -2,29 +2,28 @@
 
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from html import escape
-from importlib import import_module
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swarm.engine.base_model import BaseModel
-from swarm.errors import UserError, install_command
+from swarm.errors import UserError, require_packages
 from swarm.evaluation.evaluation import format_result
 from swarm.loop.evaluator import records_to_scores
 from swarm.merging.positions import describe_position
-from swarm.models.base import PROMPT_FORMS, Completion, Message, Model, Request, with_prompt_form
+from swarm.models.base import PROMPT_FORMS, Message, Model, Request, with_prompt_form
 from swarm.registry.local_models import LocalModels
 from swarm.registry.model_groups import base_of_run
 from swarm.report import sections
 from swarm.report.charts import draw_bands, figure_to_bytes
 from swarm.report.document import COLOURS, GREY
 from swarm.report.paired_comparison import PairedComparison
-from swarm.runs.folder import ParticleIndex, RunFolder
+from swarm.runs.folder import RunFolder
+from swarm.runs.pareto_front import ParticleIndex
 from swarm.runs.verdict import describe_difference
 from swarm.stats.significance import PairedTest
 from swarm.tasks.base import Task
@@ -35,91 +34,26 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-COLUMNS = ("iteration", "particle", "utility", "best")
-PROMPTS = ("prompts_scored", "prompts_saved")
-
-
-def history_frame(run: RunFolder) -> "pd.DataFrame":
-    """Return a data frame with a row per particle and iteration, 0 being the start.
-
-    Columns: `iteration`, `particle`, `utility` on dev (NaN where none was measured), `best` (the
-    highest so far, of all particles); each expert's coefficient under its name, the mean if groups
-    of modules have their own; `prompts_scored` and `prompts_saved` of the complete iteration. An
-    expert with the name of one of these columns is "expert NAME".
+def make_frame(columns: Any) -> "pd.DataFrame":
+    """Return a data frame.
 
     Raises:
         UserError: pandas is not installed.
     """
-    pandas = import_optional("pandas")
-    iterations, particles = run.utilities.shape
-    number, particle = np.indices((iterations, particles))
-    columns: dict[str, Any] = dict(
-        zip(
-            COLUMNS,
-            (
-                number.ravel(),
-                particle.ravel(),
-                run.utilities.ravel(),
-                np.repeat(run.best_so_far(), particles),
-            ),
-            strict=True,
-        )
-    )
-    for index, name in enumerate(run.experts):
-        taken = name in (*COLUMNS, *PROMPTS)
-        columns[f"expert {name}" if taken else name] = run.means[..., index].ravel()
-    for name in PROMPTS:
-        columns[name] = np.repeat([entry.get(name, 0) for entry in run.rounds], particles)
+    require_packages("compare", "pandas")
+    import pandas
+
     return pandas.DataFrame(columns)
 
 
-def history_figure(run: RunFolder) -> "Figure":
-    """Plot best-so-far and all particles above, and stacked coefficients of the best so far below.
-
-    Negative coefficients are stacked downwards, so that the upper minus the lower stack is the sum
-    of the coefficients. Created without a window; a notebook displays it.
-    """
-    from matplotlib.figure import Figure
-
-    made = Figure(figsize=(8, 6), layout="constrained")
-    above, below = made.subplots(2, sharex=True)
-    when = np.arange(len(run.utilities))
-    above.plot(when, run.utilities, ".", color=GREY, label="_")
-    above.plot([], [], ".", color=GREY, label="particles")
-    above.step(when, run.best_so_far(), where="post", color=COLOURS[0], label="best so far")
-    above.set_ylabel("utility on dev")
-    above.legend(loc="lower right")
-    draw_bands(below, run.experts, np.array([run.means[index] for index in best_indices(run)]))
-    below.set_xlabel("iteration")
-    below.set_ylabel("coefficients of the best so far")
-    below.legend(loc="center left", bbox_to_anchor=(1, 0.5))
-    # Without pyplot loaded, a notebook has no formatter for figures.
-    made._repr_png_ = partial(figure_to_bytes, made, "png")  # type: ignore[attr-defined]
-    return made
-
-
-def best_indices(run: RunFolder) -> list[tuple[int, int]]:
+def best_indices(run: RunFolder) -> list[ParticleIndex]:
     """Return (iteration, particle) of the first highest utility up to each iteration."""
     known = np.where(np.isnan(run.utilities), -np.inf, run.utilities)
-    found: list[tuple[int, int]] = []
+    found: list[ParticleIndex] = []
     for number, row in enumerate(known):
         index = (number, int(row.argmax()))
         found.append(index if not found or known[index] > known[found[-1]] else found[-1])
     return found
-
-
-def import_optional(package: str) -> Any:
-    """Import an optional package.
-
-    Raises:
-        UserError: It is not installed.
-    """
-    try:
-        return import_module(package)
-    except ImportError:
-        raise UserError(
-            f"{package.partition('.')[0]} is required for tables: {install_command('compare')}"
-        ) from None
 
 
 def open_run(folder: str | Path) -> "Result":
@@ -139,28 +73,20 @@ class Best(Model):
         utility: On dev: the highest of many, hence optimistic.
         iteration, particle: Where it was found.
         position: Its coefficients, G x K, group by group.
+        coefficients: Each expert's coefficient; the mean if groups of modules have their own.
         words: Description of its composition, the largest share first.
+        base: The adapter's base model.
     """
 
     def __init__(
         self, run: RunFolder, index: ParticleIndex, folder: Path, models: LocalModels
     ) -> None:
-        self._run, self._models, self.folder = run, models, folder
+        self.folder, self.base, self._models = folder, models.base, models
         self.iteration, self.particle = index
         self.utility = float(run.utilities[index])
         self.position: list[float] = run.positions[index].tolist()
+        self.coefficients = dict(zip(run.experts, run.means[index].tolist(), strict=True))
         self.words = describe_position(run.experts, self.position, run.groups)
-
-    @property
-    def base(self) -> BaseModel:
-        """The adapter's base model."""
-        return self._models.base
-
-    @property
-    def coefficients(self) -> dict[str, float]:
-        """Each expert's coefficient; the mean if groups of modules have their own."""
-        means = self._run.means[self.iteration, self.particle]
-        return dict(zip(self._run.experts, means.tolist(), strict=True))
 
     @property
     def _model(self) -> Model:
@@ -183,19 +109,6 @@ class Best(Model):
         """See `Model.fingerprint`."""
         return self._model.fingerprint()
 
-    @overload
-    def generate(
-        self,
-        requests: str,
-        max_new_tokens: int = 200,
-        temperature: float = 0.0,
-        seed: int | None = None,
-        chat: bool | None = None,
-    ) -> str: ...
-
-    @overload
-    def generate(self, requests: Sequence[Request]) -> list[Completion]: ...
-
     def generate(
         self,
         requests: str | Sequence[Request],
@@ -203,7 +116,7 @@ class Best(Model):
         temperature: float = 0.0,
         seed: int | None = None,
         chat: bool | None = None,
-    ) -> str | list[Completion]:
+    ) -> Any:
         """Generate the answer to a text, or to each request; loads the model if needed.
 
         Args:
@@ -214,6 +127,9 @@ class Best(Model):
             seed: Sampling seed; `None` is 0.
             chat: Send the text as one user turn through the model's chat template; false continues
                 the text as it is; `None` does what the prompts of the search's task did.
+
+        Returns:
+            The text of the answer, or a completion for each request.
 
         Raises:
             UserError: The model cannot be opened, or the text is too long for it.
@@ -250,43 +166,76 @@ class Result:
         self.folder, self.verdict = self.run.path, self.run.verdict
 
     @cached_property
-    def best(self) -> Best:
-        """The best position, or the best so far if the search is not over."""
-        return Best(self.run, self.run.find_best(), self.folder / "global_best", self._local_models)
-
-    def bests(self, limit: int = 3) -> list[Best]:
-        """Return the best distinct personal bests, the best first."""
-        utilities = self.run.utilities
-        indices = [self.run.find_best(particle) for particle in range(self.run.particles)]
-        known = [index for index in indices if not isnan(utilities[index])]
-        different: dict[tuple[float, ...], ParticleIndex] = {}
-        for index in sorted(known, key=lambda index: (-utilities[index], index)):
-            different.setdefault(tuple(self.run.positions[index]), index)
-        return [
-            Best(
-                self.run,
-                index,
-                self.folder / f"particle_{index[1]}/personal_best",
-                self._local_models,
-            )
-            for index in [*different.values()][:limit]
-        ]
-
-    @cached_property
-    def _local_models(self) -> LocalModels:
+    def _models(self) -> LocalModels:
         """Models of this run, which share one base model in memory."""
         return LocalModels(base_of_run(self.run))
 
+    @cached_property
+    def best(self) -> Best:
+        """The best position, or the best so far if the search is not over."""
+        return Best(self.run, self.run.find_best(), self.folder / "global_best", self._models)
+
+    def bests(self, limit: int = 3) -> list[Best]:
+        """Return the best distinct personal bests, the best first."""
+        run = self.run
+        indices = [run.find_best(particle) for particle in range(run.particles)]
+        known = [index for index in indices if not isnan(run.utilities[index])]
+        different: dict[tuple[float, ...], ParticleIndex] = {}
+        for index in sorted(known, key=lambda index: (-run.utilities[index], index)):
+            different.setdefault(tuple(run.positions[index]), index)
+        folders = {i: self.folder / f"particle_{i}/personal_best" for i in range(run.particles)}
+        chosen = [*different.values()][:limit]
+        return [Best(run, index, folders[index[1]], self._models) for index in chosen]
+
     @property
     def history(self) -> "pd.DataFrame":
-        """A row per particle and iteration; see `swarm.api.result.history_frame`."""
+        """A data frame with a row per particle and iteration, 0 being the start.
 
-        return history_frame(self.run)
+        Columns: `iteration`, `particle`, `utility` on dev (NaN where none was measured), `best`
+        (the highest so far, of all particles); each expert's coefficient under its name, the mean
+        if groups of modules have their own; `prompts_scored` and `prompts_saved` of the complete
+        iteration. An expert with the name of one of these columns is "expert NAME".
+        """
+        run = self.run
+        number, particle = np.indices(run.utilities.shape)
+        columns: dict[str, Any] = {
+            "iteration": number.ravel(),
+            "particle": particle.ravel(),
+            "utility": run.utilities.ravel(),
+            "best": np.repeat(run.best_so_far(), run.particles),
+        }
+        prompts = {
+            name: np.repeat([entry.get(name, 0) for entry in run.rounds], run.particles)
+            for name in ("prompts_scored", "prompts_saved")
+        }
+        for index, name in enumerate(run.experts):
+            taken = name in columns or name in prompts
+            columns[f"expert {name}" if taken else name] = run.means[..., index].ravel()
+        return make_frame(columns | prompts)
 
     def plot(self) -> "Figure":
-        """Plot best and particles, and the composition of the best."""
+        """Plot best-so-far and all particles above, and stacked coefficients of the best below.
 
-        return history_figure(self.run)
+        Negative coefficients are stacked downwards, so that the upper minus the lower stack is the
+        sum of the coefficients. Created without a window; a notebook displays it.
+        """
+        from matplotlib.figure import Figure
+
+        run = self.run
+        made = Figure(figsize=(8, 6), layout="constrained")
+        above, below = made.subplots(2, sharex=True)
+        when = np.arange(len(run.utilities))
+        above.plot(when, run.utilities, ".", color=GREY, label="_")
+        above.plot([], [], ".", color=GREY, label="particles")
+        above.step(when, run.best_so_far(), where="post", color=COLOURS[0], label="best so far")
+        above.set_ylabel("utility on dev")
+        above.legend(loc="lower right")
+        draw_bands(below, run.experts, np.array([run.means[index] for index in best_indices(run)]))
+        below.set(xlabel="iteration", ylabel="coefficients of the best so far")
+        below.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+        # Without pyplot loaded, a notebook has no formatter for figures.
+        made._repr_png_ = partial(figure_to_bytes, made, "png")  # type: ignore[attr-defined]
+        return made
 
     def report(self) -> Path:
         """Write the report into the folder; return the path of the HTML page.
@@ -300,10 +249,10 @@ class Result:
 
     def __str__(self) -> str:
         models = PairedComparison(self.run)
-        verdict = sections.summarize_verdict(models)
         facts = [f"{name}: {value}" for name, value in sections.headline_figures(models)]
-        made = f"best found = {self.best.words}"
-        return "\n".join([str(verdict), *facts, made, f"folder: {self.folder}"])
+        best = f"best found = {self.best.words}"
+        verdict = str(sections.summarize_verdict(models))
+        return "\n".join([verdict, *facts, best, f"folder: {self.folder}"])
 
     def __repr__(self) -> str:
         return f"Result({str(self.folder)!r}): {self.best.words}, {self.best.utility:.3f} on dev"
@@ -316,20 +265,19 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Gain:
+class Gain(PairedTest):
     """A difference on the same n items, with 95 % interval and two-sided p-value.
 
     str() is a sentence.
     """
 
-    difference: float
-    interval: tuple[float, float]
-    p: float
-    n: int
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval."""
+        return self.low, self.high
 
     def __str__(self) -> str:
-        gain = PairedTest(self.difference, *self.interval, self.p, self.n)
-        return describe_difference(gain, "items", False)
+        return describe_difference(self, "items", False)
 
 
 @dataclass(frozen=True)
@@ -370,10 +318,9 @@ class EvaluationResult:
     @cached_property
     def items(self) -> "pd.DataFrame":
         """The rows as a data frame; needs pandas."""
-        frame: pd.DataFrame = import_optional("pandas").DataFrame(self.rows)
-        return frame
+        return make_frame(self.rows)
 
-    def against(self, other: "EvaluationResult") -> "Gain":
+    def against(self, other: "EvaluationResult") -> Gain:
         """Test the difference of this utility from another's on the same items.
 
         Raises:
@@ -384,10 +331,8 @@ class EvaluationResult:
             raise UserError(
                 "against: the two were not evaluated on the same items, so no pairs exist"
             )
-        found = paired_gain(
-            self.task.metric_task, records_to_scores(mine), records_to_scores(others)
-        )
-        return Gain(found.difference, (found.low, found.high), found.p, found.n)
+        scores = (records_to_scores(rows) for rows in (mine, others))
+        return Gain(**asdict(paired_gain(self.task.metric_task, *scores)))
 
     def _first_model_rows(self) -> list[dict[str, Any]]:
         """Return the answers of the first model."""

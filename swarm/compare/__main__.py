@@ -1,16 +1,23 @@
 """Ask models questions and compare their answers: python -m swarm.compare run questions.yaml."""
 
 import os
-from collections.abc import Sequence
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from swarm._util.cli import run_program
 from swarm._util.options import CONTEXT, run_click
-from swarm.errors import InvalidArgument, UserError
+from swarm._util.terminal import pluralize
+from swarm.errors import InvalidArgument, UserError, missing_extra_error
+
+if TYPE_CHECKING:
+    from swarm.compare.question import Question
 
 DATA_DIR = "llmcomp_models"
 
@@ -36,7 +43,9 @@ def compare() -> None:
 @click.option("--questions", help="Names of the questions, a,b; default: all but those of judges.")
 @click.option("--samples", type=click.IntRange(1), help="Samples per paraphrase.")
 @click.option("--folder", help="Folder of data, plots and report, replaced; default compare/FILE.")
-@click.option("--workers", type=int, help="Maximum number of concurrent requests; default 100.")
+@click.option(
+    "--workers", "max_workers", type=int, help="Maximum number of concurrent requests; default 100."
+)
 @click.option("--requests-per-minute", type=float, help="Maximum for each endpoint.")
 @click.option("--timeout", type=float, help="Seconds per request; default 60.")
 @click.option("--cache-dir", help="Folder of the answer cache.")
@@ -64,15 +73,93 @@ def run(
       python -m swarm.compare run questions.yaml --models local/base --dry-run
     """
     from swarm._util.files import find_path
-    from swarm.compare.run_file import parse_groups, run_file
+    from swarm.compare.config import Config
+    from swarm.compare.question import Question, load_questions
 
     path = find_path(file)
     place = Path(folder or Path("compare") / path.resolve().stem).expanduser()
-    names = None if questions is None else [name.strip() for name in questions.split(",")]
+    chosen = parse_groups(models, groups)
+    found = {question.name: question for question in load_questions(path)}
+    names = [name.strip() for name in questions.split(",")] if questions is not None else [*found]
+    if missing := [name for name in names if name not in found]:
+        raise InvalidArgument(f"--questions {missing[0]}: {path} has {', '.join(found)}")
+    asked = [found[name] for name in dict.fromkeys(names)]
+    for question in asked:
+        question.samples_per_paraphrase = samples or question.samples_per_paraphrase
     given = {key: value for key, value in settings.items() if value is not None}
-    if "workers" in given:
-        given["max_workers"] = given.pop("workers")
-    return run_file(path, parse_groups(models, groups), place, names, samples, given, dry_run)
+    with Config.override(**given, yaml_dir=path if path.is_dir() else path.parent):
+        if dry_run:
+            print("\n".join(describe_plan(asked, chosen)))
+            return 0
+        _check_writable(place)
+        frames = Question.many(asked, chosen, details=True)
+    if all((frame["answer"].isna() & frame["error"].notna()).all() for frame in frames):
+        raise UserError(f"there are no answers, so {place} is unchanged")
+    from swarm.compare.report import write_report
+
+    by_name = {one.name: frame for one, frame in zip(asked, frames, strict=True)}
+    if conclusions := write_report(place, by_name, chosen):
+        print(conclusions)
+    failed = sum(int(frame["error"].notna().sum()) for frame in frames)
+    rows = pluralize(sum(map(len, frames)), "row")
+    print(f"{rows}, {failed} with an error: {place / 'report.html'}")
+    first = shlex.quote(str(place / asked[0].name / "data.jsonl"))
+    print(f"browse them with: python -m swarm.compare view {first}", file=sys.stderr)
+    return int(failed > 0)
+
+
+def parse_groups(models: str | None, groups: Sequence[str]) -> dict[str, list[str]]:
+    """Parse "a,b", each a group, and "NAME=a,b" for each further group.
+
+    Raises:
+        InvalidArgument: There are none, or a name is empty.
+    """
+    found = {name.strip(): [name.strip()] for name in models.split(",")} if models else {}
+    for one in groups:
+        name, equals, members = one.partition("=")
+        found[name.strip() if equals else ""] = [part.strip() for part in members.split(",")]
+    if not found or not all(name and all(members) for name, members in found.items()):
+        raise InvalidArgument(
+            "name the models: --models a,b for a group each, or --group NAME=a,b; e.g. "
+            "--models local/base,local/rooms"
+        )
+    return found
+
+
+def describe_plan(questions: "list[Question]", groups: Mapping[str, Sequence[str]]) -> list[str]:
+    """Describe the requests of a run, line by line."""
+    from swarm.compare.power import detectable
+
+    models = sorted({model for group in groups.values() for model in group})
+    lines = []
+    for question in questions:
+        wordings, each = len(question.as_messages()), question.samples_per_paraphrase
+        answers = pluralize(len(models) * wordings * each, "answer")
+        judges = ", ".join(question.layout.near) if question.type() == "free_form" else ""
+        lines.append(
+            f"{question.name} ({question.type()}): {pluralize(len(models), 'model')} x "
+            f"{pluralize(wordings, 'paraphrase')} x {pluralize(each, 'sample')} = {answers}"
+            + f", each judged by {judges}"
+            * bool(judges)
+        )
+        if len(groups) > 1:
+            lines.append(f"  {detectable(groups, wordings, each)}")
+    return [*lines, f"models: {', '.join(models)}", "no request was sent (dry run)"]
+
+
+def _check_writable(folder: Path) -> None:
+    """Raise an error if results that will be paid for could not be written."""
+    try:
+        import pandas  # noqa: F401
+
+        folder.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder).close()
+    except ImportError as error:
+        raise UserError(f"{missing_extra_error(error, 'compare')}; no request was sent") from None
+    except OSError as error:
+        raise UserError(
+            f"folder={folder}: is not writable ({error.strerror}); no request was sent"
+        ) from None
 
 
 @compare.command()
@@ -98,6 +185,12 @@ def view(file: str, out: str | None, no_browser: bool, sort_by: str, descending:
     write_page(file, **order, open_browser=not no_browser, filename=page)
 
 
+def _open_manager(folder: str = DATA_DIR) -> Any:
+    from swarm.compare.finetuning import FinetuningManager
+
+    return FinetuningManager(folder)
+
+
 @compare.group()
 def finetune() -> None:
     """Create, follow and list fine-tunings at servers with OpenAI's API.
@@ -119,9 +212,14 @@ data_dir = click.option(
 @data_dir
 def update(data_dir: str) -> None:
     """Update the jobs that are not finished."""
-    from swarm.compare.finetuning import FinetuningManager
+    _open_manager(data_dir).update_jobs()
 
-    FinetuningManager(data_dir).update_jobs()
+
+@compare.command("update-jobs")
+@click.argument("data_dir", default=DATA_DIR)
+def update_jobs(data_dir: str) -> None:
+    """Update the fine-tuning jobs, as llmcomp-update-jobs does."""
+    _open_manager(data_dir).update_jobs()
 
 
 @finetune.command()
@@ -129,20 +227,9 @@ def update(data_dir: str) -> None:
 @click.option("--min-examples", type=int, help="Minimum number of examples; default 10.")
 def validate(file: str, min_examples: int | None) -> int:
     """Check a JSONL training file."""
-    from swarm.compare.finetuning import FinetuningManager
-
-    result = FinetuningManager().openai_validate_file(file, min_examples=min_examples)
+    result = _open_manager().openai_validate_file(file, min_examples=min_examples)
     print(f"{file}: {result}")
     return 0 if result.valid else 1
-
-
-@compare.command("update-jobs")
-@click.argument("data_dir", default=DATA_DIR)
-def update_jobs(data_dir: str) -> None:
-    """Update the fine-tuning jobs, as llmcomp-update-jobs does."""
-    from swarm.compare.finetuning import FinetuningManager
-
-    FinetuningManager(data_dir).update_jobs()
 
 
 compare.add_command(validate, "validate-file")
@@ -159,7 +246,7 @@ def cost(file: str, epochs: int, price: float | None) -> None:
     Example:
       python -m swarm.compare finetune cost chats.jsonl --epochs 3 --price 3
     """
-    from swarm.compare.finetuning import count_training_tokens
+    from swarm.compare.training_files import count_training_tokens
 
     tokens = epochs * count_training_tokens(file)
     paid = "give --price for the cost" if price is None else f"{tokens * price / 1e6:,.2f}"
@@ -176,11 +263,9 @@ def models(filters: Sequence[str], data_dir: str) -> None:
     Example:
       python -m swarm.compare finetune models base_model=gpt-4o-mini
     """
-    from swarm.compare.finetuning import FinetuningManager
-
-    found = FinetuningManager(data_dir).get_models(**_parse_pairs(filters, "filters"))
-    columns = ("model", "base_model", "suffix", "file_name", "epochs", "seed")
-    _print_table(found[list(columns)], f"{data_dir}: no models")
+    found = _open_manager(data_dir).get_models(**_parse_filters(filters))
+    columns = ["model", "base_model", "suffix", "file_name", "epochs", "seed"]
+    _print_table(found[columns], f"{data_dir}: no models")
 
 
 @finetune.command()
@@ -193,9 +278,7 @@ def jobs(filters: Sequence[str], data_dir: str) -> None:
     Example:
       python -m swarm.compare finetune jobs state=running
     """
-    from swarm.compare.finetuning import FinetuningManager
-
-    found = FinetuningManager(data_dir).get_jobs(**_parse_pairs(filters, "filters"))
+    found = _open_manager(data_dir).get_jobs(**_parse_filters(filters))
     _print_table(found.drop(columns=["file_md5", "job"]), f"{data_dir}: no jobs")
 
 
@@ -224,7 +307,7 @@ def create(file: str, base_model: str, api_key_env: str, data_dir: str, **option
     Example:
       python -m swarm.compare finetune create chats.jsonl --base-model gpt-4o-mini --suffix birds
     """
-    from swarm.compare.finetuning import FinetuningManager, OpenaiTrainingParams
+    from swarm.compare.finetuning import OpenaiTrainingParams
 
     key = os.environ.get(api_key_env, "")
     if not key.strip():
@@ -234,17 +317,16 @@ def create(file: str, base_model: str, api_key_env: str, data_dir: str, **option
         )
     given = {name: value for name, value in options.items() if value is not None}
     for name, kind in (("epochs", int), ("batch_size", int), ("lr_multiplier", float)):
-        if given.get(name, "auto") != "auto":
-            with suppress(ValueError):  # refused by the parameters, which say what is allowed
-                given[name] = kind(given[name])
+        with suppress(ValueError, KeyError):  # the parameters refuse others but "auto"
+            given[name] = kind(given[name])
     params = OpenaiTrainingParams(api_key=key, file_name=file, base_model=base_model, **given)
-    return 0 if FinetuningManager(data_dir).create_job(params) else 1
+    return 0 if _open_manager(data_dir).create_job(params) else 1
 
 
-def _parse_pairs(words: Sequence[str], option: str) -> dict[str, str]:
+def _parse_filters(words: Sequence[str]) -> dict[str, str]:
     """Parse NAME=VALUE words."""
     if wrong := [word for word in words if "=" not in word]:
-        raise InvalidArgument(f"{option}: {wrong[0]!r} is not NAME=VALUE", 2)
+        raise InvalidArgument(f"filters: {wrong[0]!r} is not NAME=VALUE", 2)
     return dict(word.split("=", 1) for word in words)
 
 

@@ -154,7 +154,28 @@ def answer_row(outcome: SampleOutcome) -> SampleRow:
     return SampleRow({"answer": outcome.text}, None, (outcome,))
 
 
-class NextToken(Question):
+class TokenQuestion(Question):
+    """A question whose answers are read from the probabilities of tokens.
+
+    Attributes:
+        top_logprobs: Number of tokens the endpoint reports, from 1 to 20.
+        estimate_by_sampling: For endpoints without log probabilities: count this many answers
+            (True: 100) at temperature 1.
+    """
+
+    top_logprobs: TopLogprobs = MAX_TOP_LOGPROBS
+    estimate_by_sampling: bool | Positive = False
+    near: ClassVar[tuple[str, ...]] = ()
+    far: ClassVar[tuple[str, ...]] = ("unseen",)
+
+    @property
+    def layout(self) -> ColumnLayout:
+        """See `Question.layout`."""
+        ends = ("low", "high") if self.estimate_by_sampling else ()
+        return super().layout._replace(near=self.near, far=(*self.far, *ends))
+
+
+class NextToken(TokenQuestion):
     """A request for one token; an answer is a dictionary of tokens, the most probable first.
 
     The column "unseen" is the probability of all tokens that the endpoint does not report. With
@@ -168,10 +189,8 @@ class NextToken(Question):
             answers (True: 100) at temperature 1, instead of `num_samples` requests.
     """
 
-    top_logprobs: TopLogprobs = MAX_TOP_LOGPROBS
     convert_to_probs: bool = True
     num_samples: Positive = 1
-    estimate_by_sampling: bool | Positive = False
 
     def params(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
         """See `Question.params`."""
@@ -186,22 +205,17 @@ class NextToken(Question):
             return {"num_samples": sample_count(self.estimate_by_sampling)}
         return {"convert_to_probs": self.convert_to_probs, "num_samples": self.num_samples}
 
-    @property
-    def layout(self) -> ColumnLayout:
-        """See `Question.layout`."""
-        ends = ("low", "high") if self.estimate_by_sampling else ()
-        return super().layout._replace(far=("unseen", *ends))
-
     def row(self, call: ModelCall, sample: int) -> Script[SampleRow]:
         """See `Question.row`."""
         number = sample_count(self.estimate_by_sampling) or self.num_samples
         read = count_answers if self.estimate_by_sampling else read_next_token
         found = yield from read(call, range(sample * number, (sample + 1) * number))
-        found = found if self.convert_to_probs else found.to_logprobs()
-        return found.to_row("answer", "unseen", "low", "high")
+        return (found if self.convert_to_probs else found.to_logprobs()).to_row(
+            "unseen", "low", "high"
+        )
 
 
-class Rating(Question):
+class Rating(TokenQuestion):
     """A request for a number; an answer is the mean of the model's distribution, `None` a refusal.
 
     The columns are those of `swarm.compare.token_probs.Reading`. The bounds and the threshold are
@@ -222,8 +236,8 @@ class Rating(Question):
     min_rating: int = 0
     max_rating: int = 100
     refusal_threshold: Annotated[float, Field(gt=0, le=1)] = 0.75
-    top_logprobs: TopLogprobs = MAX_TOP_LOGPROBS
-    estimate_by_sampling: bool | Positive = False
+    near: ClassVar[tuple[str, ...]] = ("raw_answer", "probs")
+    far: ClassVar[tuple[str, ...]] = ("refused", "unseen")
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -252,18 +266,10 @@ class Rating(Question):
         """See `Question.params`."""
         return build_rating_params(super().params(messages), self.bounds)
 
-    @property
-    def layout(self) -> ColumnLayout:
-        """See `Question.layout`."""
-        ends = ("low", "high") if self.estimate_by_sampling else ()
-        near, far = ("raw_answer", "probs"), ("refused", "unseen", *ends)
-        return super().layout._replace(near=near, far=far)
-
     def row(self, call: ModelCall, sample: int) -> Script[SampleRow]:
         """See `Question.row`."""
         found = yield from read_rating(call, self.bounds, sample)
-        columns = ("answer", "raw_answer", "probs", "refused", "unseen", "low", "high")
-        return found.to_row(*columns)
+        return found.to_row("raw_answer", "probs", "refused", "unseen", "low", "high")
 
 
 class FreeFormJudge(BaseJudge, FreeForm):

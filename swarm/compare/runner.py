@@ -2,10 +2,11 @@
 
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
-from concurrent.futures import as_completed as futures_as_completed
+from concurrent.futures import Executor
+from functools import partial
 from typing import Any
 
+from swarm._util.threads import run_concurrently
 from swarm.compare.config import Config
 from swarm.compare.sampling import (
     ModelCall,
@@ -109,7 +110,8 @@ class Runner:
             max_workers: Maximum number of concurrent calls; `None`: `Config.max_workers`.
             silent: Disable the progress bar.
             title: Title of the progress bar.
-            executor: Executor for functions other than a runner's methods.
+            executor: Executor for functions other than a runner's methods; results are then in
+                the order of `kwargs_list`.
             in_order: Yield in the order of `kwargs_list` instead of completion.
 
         Yields:
@@ -129,7 +131,11 @@ class Runner:
             scripts = [_catch_user_errors(make(**one)) for one in arguments]
             results = as_completed(scripts, title or self.model, workers, silent)
         else:
-            results = _run_in_threads(func, arguments, workers, executor)
+            calls = [partial(_catch_exceptions, func, one) for one in arguments]
+            if executor:
+                results = enumerate(executor.map(_catch_exceptions, [func] * len(calls), arguments))
+            else:
+                results = run_concurrently(calls, workers)
         for number, one in in_number_order(results) if in_order else results:
             if isinstance(one, Exception):
                 print(f"call {number} failed: {one}", file=sys.stderr)
@@ -186,17 +192,9 @@ def in_number_order(done: Iterator[tuple[int, Any]]) -> Generator[tuple[int, Any
             following += 1
 
 
-def _run_in_threads(
-    func: Callable[..., Any], arguments: Sequence[Any], workers: int, executor: Executor | None
-) -> Generator[tuple[int, Any], None, None]:
-    """Yield the index and the result or exception of each call as it completes."""
-    pool = executor or ThreadPoolExecutor(workers)
-    futures = {pool.submit(func, **one): number for number, one in enumerate(arguments)}
+def _catch_exceptions(func: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Return the result of a call, or its exception."""
     try:
-        for future in futures_as_completed(futures):
-            yield futures[future], future.exception() or future.result()
-    finally:
-        for future in futures:
-            future.cancel()
-        if executor is None:
-            pool.shutdown(wait=False)
+        return func(**arguments)
+    except Exception as error:
+        return error

@@ -527,60 +527,54 @@ class ScriptRun(Sampler, Generic[T]):
 def run_scripts(
     scripts: Iterable[Script[T]], title: str = "", before: Callable[[], None] | None = None
 ) -> list[T]:
-    """Run scripts in one pool and return their results in order.
-
-    Answers are cached as they arrive; an interrupt stops at once and loses none of them.
-
-    Args:
-        scripts: Scripts; a sample requested by several of them is requested once.
-        title: Title of the progress bar.
-        before: Called once before the first request; not if all answers are cached.
-    """
-    found: dict[int, T] = {}
-    run = ScriptRun(scripts, found.__setitem__, before=before)
-    _check_not_nested()
-    try:
-        with show_sampling(title, run.count_progress):
-            shared_event_loop().run(run.run_all())
-    except KeyboardInterrupt:
-        completed, total, _ = run.count_progress()
-        stored = f"{completed} of {total} answers arrived and are stored; the same call resumes"
-        print(f"interrupted: {stored}", file=sys.stderr)
-        raise
+    """Run scripts in one pool and return their results in order; see `as_completed`."""
+    found = dict(as_completed(scripts, title, before=before))
     return [found[number] for number in range(len(found))]
 
 
 def as_completed(
-    scripts: Iterable[Script[T]], title: str = "", workers: int | None = None, silent: bool = False
+    scripts: Iterable[Script[T]],
+    title: str = "",
+    workers: int | None = None,
+    silent: bool = False,
+    before: Callable[[], None] | None = None,
 ) -> Generator[tuple[int, T], None, None]:
     """Yield each script's index and result as soon as it has ended.
 
-    Closing the generator ends the run.
+    Answers are cached as they arrive; closing the generator or an interrupt stops at once and loses
+    none of them.
 
     Args:
-        scripts, title: See `run_scripts`.
+        scripts: Scripts; a sample requested by several of them is requested once.
+        title: Title of the progress bar.
         workers: Maximum number of concurrent requests; `None`: `Config.max_workers`.
         silent: Disable the progress bar.
+        before: Called once before the first request; not if all answers are cached.
     """
     emitters: list[Callable[[tuple[int, T]], None]] = []
-    run = ScriptRun(scripts, lambda number, result: emitters[0]((number, result)), workers)
-    _check_not_nested()
+
+    def emit_result(number: int, result: T) -> None:
+        emitters[0]((number, result))
+
+    run = ScriptRun(scripts, emit_result, workers, before)
+    if shared_event_loop().is_running_here():  # it would wait for itself
+        raise InvalidArgument("a function of a ModelAdapter cannot query models or wait for them")
 
     def start(emit: Callable[[tuple[int, T]], None]) -> Coroutine[Any, Any, None]:
         emitters.append(emit)
         return run.run_all()
 
-    with (
-        show_sampling(title, run.count_progress, silent),
-        closing(shared_event_loop().stream_items(start)) as items,
-    ):
-        yield from items
-
-
-def _check_not_nested() -> None:
-    """Raise an error in a thread that runs the event loop for which a run would wait."""
-    if shared_event_loop().is_running_here():
-        raise InvalidArgument("a function of a ModelAdapter cannot query models or wait for them")
+    try:
+        with (
+            show_sampling(title, run.count_progress, silent),
+            closing(shared_event_loop().stream_items(start)) as items,
+        ):
+            yield from items
+    except KeyboardInterrupt:
+        completed, total, _ = run.count_progress()
+        stored = f"{completed} of {total} answers arrived and are stored; the same call resumes"
+        print(f"interrupted: {stored}", file=sys.stderr)
+        raise
 
 
 def replay_scripts(scripts: Iterable[Script[T]]) -> tuple[list[T | None], list[str]]:

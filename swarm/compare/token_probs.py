@@ -59,11 +59,11 @@ class Reading(NamedTuple):
         return self._replace(answer=answer, low=low, high=high)
 
     def to_row(self, *columns: str) -> SampleRow:
-        """Return the row of a data frame with some of the attributes."""
+        """Return the row of a data frame with "answer" and some of the other attributes."""
         if self.error:
             return SampleRow({"answer": None}, str(self.error), self.answers)
         found = self._asdict()
-        return SampleRow({name: found[name] for name in columns}, None, self.answers)
+        return SampleRow({name: found[name] for name in ("answer", *columns)}, None, self.answers)
 
 
 def with_logprobs(

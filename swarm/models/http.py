@@ -378,11 +378,15 @@ class HttpClient(RetryingClient):
             RequestError: A call failed for good; the class gives the kind of failure.
         """
 
+        # Calls that wait for a retry count, so that a refusal holds back the others.
+        begun = asyncio.Semaphore(self.limits.concurrency)
+
         async def run(session: HttpSession, number: int, call: Call) -> T:
-            try:
-                return await session.call(call, lambda content, _: read(number, content))
-            except BadRequest as error:
-                return read(number, error)
+            async with begun:
+                try:
+                    return await session.call(call, lambda content, _: read(number, content))
+                except BadRequest as error:
+                    return read(number, error)
 
         async def run_all() -> list[T]:
             try:

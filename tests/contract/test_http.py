@@ -4,11 +4,10 @@ import asyncio
 import gzip
 import http.server
 import itertools
-import logging
 import os
 import pickle
 import random
-import signal
+import re
 import threading
 import time
 import traceback
@@ -30,7 +29,6 @@ from swarm.models.http_errors import (
     NotFound,
     RateLimited,
     RequestError,
-    RequestTimeout,
     ServerFault,
 )
 from swarm.models.rate_limit import AdaptiveThrottle, Limits
@@ -76,33 +74,13 @@ def each(mine: HttpClient, calls: list[Call]) -> list[Any]:
     return [found[number] for number in range(len(calls))]
 
 
-def test_answers_come_in_order_and_no_more_at_once_than_allowed() -> None:
-    def slow(asked: Asked) -> Reply:
-        return Reply({"said": asked.body["n"]}, wait=0.02 if asked.body["n"] % 2 else 0.0)
-
-    with endpoint(slow) as server:
+def test_answers_come_in_order_and_threads_share_the_limit() -> None:
+    """Also beside a running event loop, after a fork, and of a pickled client."""
+    with endpoint(lambda asked: Reply({"said": asked.body["n"]}, wait=0.01)) as server:
         mine = client(server, concurrency=5)
-        assert mine.run_calls(numbers(60), said) == list(range(60))
-        assert 2 <= server.peak <= 5
-        assert mine.run_calls([], said) == []
-
-
-def test_threads_share_the_limit() -> None:
-    with endpoint(lambda asked: Reply({"said": 1}, wait=0.03)) as server:
-        mine = client(server, concurrency=3)
-        threads = [
-            threading.Thread(target=mine.run_calls, args=(numbers(6), said)) for _ in range(4)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(server.asked) == 24 and server.peak <= 3
-
-
-def test_it_works_beside_a_running_event_loop_and_after_a_fork() -> None:
-    with endpoint(echo) as server:
-        mine = client(server)
+        found = each(mine, numbers(30))
+        assert mine.run_calls(numbers(30), said) == found == list(range(30))
+        assert 2 <= server.peak <= 5 and mine.run_calls([], said) == []
 
         async def notebook() -> list[int]:
             return mine.run_calls(numbers(3), said)
@@ -112,11 +90,10 @@ def test_it_works_beside_a_running_event_loop_and_after_a_fork() -> None:
         if child == 0:
             os._exit(0 if mine.run_calls(numbers(3), said) == [0, 1, 2] else 1)
         assert os.waitpid(child, 0)[1] == 0
-        assert mine.run_calls(numbers(3), said) == [0, 1, 2]
         assert pickle.loads(pickle.dumps(mine)).run_calls(numbers(2), said) == [0, 1]
 
 
-@pytest.mark.parametrize("status", [408, 409, 429, 500, 503, 529])
+@pytest.mark.parametrize("status", [408, 429, 503])
 def test_what_may_pass_is_asked_again(status: int) -> None:
     failing = Reply({"error": {"message": "busy"}}, status)
     with endpoint(in_turn(failing, Reply({"said": "well"}))) as server:
@@ -129,10 +106,8 @@ def test_what_may_pass_is_asked_again(status: int) -> None:
     "broken",
     [
         Reply(drop=True),
-        Reply(b"<html>busy</html>"),
         Reply(b'{"said": '),
         Reply({"other": 1}),
-        Reply([]),
         Reply(None),
         Reply(b"[" * 100_000),
         Reply(b"\xff\xfe"),
@@ -228,22 +203,11 @@ def test_requests_refused_at_random_do_not_lower_the_rate() -> None:
         assert time.monotonic() - began < 15 and mine.throttle.rate is None
 
 
-def test_a_stalled_server_meets_the_timeout() -> None:
-    with endpoint(lambda asked: Reply({"said": 1}, wait=120)) as server:
-        began = time.monotonic()
-        with pytest.raises(RequestTimeout, match=r"no response within 0.3 s \(limits.timeout\)"):
-            client(server, timeout=0.3, retries=1).run_calls(numbers(3), said)
-        assert time.monotonic() - began < 60
-
-
 @pytest.mark.parametrize(
     ("status", "kind", "words"),
     [
         (401, AccessDenied, "401 Unauthorized: not you; check the key in ECHO_KEY"),
-        (402, AccessDenied, "402 Payment Required: not you; check the key in ECHO_KEY"),
-        (403, AccessDenied, "403 Forbidden: not you; check the key in ECHO_KEY"),
         (404, NotFound, "404 Not Found: not you; check the URL and the model's name"),
-        (400, BadRequest, "400 Bad Request: not you"),
         (422, BadRequest, "422 Unprocessable.*: not you"),
         (307, BadRequest, "307 Temporary Redirect: not you; it points to http://elsewhere/"),
         (499, BadRequest, "499: not you"),
@@ -277,29 +241,15 @@ def test_requests_are_sent_at_the_pace_that_is_set() -> None:
     assert not early, f"they came too early: {early} of {[at - began for at in times]}"
 
 
-def test_the_key_is_sent_and_shown_to_nobody(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_key_that_comes_back_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ECHO_KEY", f" {KEY}\n")
-    caplog.set_level(logging.DEBUG)
-
-    def telltale(asked: Asked) -> Reply:
-        return Reply({"error": {"message": f"bad key {asked.headers['Authorization']}"}}, 401)
-
-    with endpoint(telltale) as server:
-        mine = client(server, "ECHO_KEY")
-        with pytest.raises(AccessDenied, match=r"bad key Bearer \*\*\*") as caught:
-            mine.run_calls(numbers(1), said)
-        assert server.asked[0].headers["Authorization"] == f"Bearer {KEY}"
-    shown = "".join(traceback.format_exception(caught.value)) + repr(caught.value.content)
-    everything = shown + caplog.text + repr(vars(mine)) + str(pickle.dumps((mine, caught.value)))
-    assert KEY not in everything
     elsewhere = Reply({}, 301, {"Location": f"http://elsewhere/?key={KEY}"})
     with endpoint(in_turn(elsewhere)) as server, pytest.raises(BadRequest) as caught:
         client(server, "ECHO_KEY").run_calls(numbers(1), said)
     assert "http://elsewhere/?key=***" in str(caught.value)
     with endpoint(lambda asked: Reply({"said": asked.headers["Authorization"]})) as server:
         assert client(server, "ECHO_KEY").run_calls(numbers(1), said) == ["Bearer ***"]
+        assert server.asked[0].headers["Authorization"] == f"Bearer {KEY}"
 
 
 def test_secrets_in_the_configuration_are_refused_and_not_repeated() -> None:
@@ -311,39 +261,12 @@ def test_secrets_in_the_configuration_are_refused_and_not_repeated() -> None:
         with pytest.raises(UserError, match="name of an environment variable") as caught:
             HttpClient("Echo", "https://host/v1", name)  # type: ignore[arg-type]
         assert not name or str(name) not in str(caught.value)
-    for wrong in (
-        "host/v1",
-        "ftp://host",
-        "http://",
-        None,
-        "https://[::1/v1",
-        "https://:80/v1",
-        "http://host:99999999",
-        "http://host:0/v1",
-        "http://host:port/v1",
-    ):
+    for wrong in ("host/v1", None, "https://[::1/v1", "http://host:0/v1", "http://host:port/v1"):
         with pytest.raises(UserError, match=r"http://.*a port from 1 to 65535"):
             HttpClient("Echo", wrong, None)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"concurrency": 0},
-        {"concurrency": 1.5},
-        {"concurrency": True},
-        {"retries": -1},
-        {"timeout": 0},
-        {"timeout": None},
-        {"connect_timeout": "5"},
-        {"requests_per_minute": 0},
-        {"tokens_per_minute": float("inf")},
-        {"rate_limit_timeout": -1},
-    ],
-)
-def test_wrong_limits_are_named(wrong: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=f"limits.{next(iter(wrong))}="):
-        Limits(**wrong)
+    for limits in ({"concurrency": True}, {"retries": -1}, {"timeout": None}):
+        with pytest.raises(UserError, match=f"limits.{next(iter(limits))}="):
+            Limits(**limits)  # type: ignore[arg-type]
 
 
 def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,37 +301,12 @@ def test_the_password_of_a_proxy_is_shown_to_nobody(monkeypatch: pytest.MonkeyPa
         with pytest.raises(ConnectionFailed, match=words) as caught:
             mine.run_calls(numbers(1), said)
     assert KEY not in "".join(traceback.format_exception(caught.value))
-    for wrong in (
-        f"me:{KEY}@host:8",
-        f"http://me:{KEY}@host:no",
-        f"http://me:{KEY}@[::1",
-        f"http://me:{KEY}@",
-        f"http://me:{KEY}@host:99999999",
-    ):
+    for wrong in (f"me:{KEY}@host:8", f"http://me:{KEY}@host:no", f"http://me:{KEY}@[::1"):
         monkeypatch.setenv("https_proxy", wrong)
-        for ask in (mine.check, lambda: mine.run_calls(numbers(1), said)):
-            with pytest.raises(UserError, match="variable https_proxy: must begin") as told:
-                ask()
-            assert KEY not in "".join(traceback.format_exception(told.value))
+        with pytest.raises(UserError, match="variable https_proxy: must begin") as told:
+            mine.check()
+        assert KEY not in "".join(traceback.format_exception(told.value))
         assert KEY not in describe_connection_error(aiohttp.InvalidURL(wrong))
-
-
-def test_an_interrupt_ends_what_is_under_way() -> None:
-    main = threading.main_thread().ident or 0
-    once = threading.Lock()
-
-    def answer(asked: Asked) -> Reply:
-        if len(server.asked) >= 2 and once.acquire(blocking=False):
-            signal.pthread_kill(main, signal.SIGINT)
-        return Reply({"said": 1}, wait=1.0)
-
-    with endpoint(answer) as server:
-        began = time.monotonic()
-        with pytest.raises(KeyboardInterrupt):
-            client(server, concurrency=2).run_calls(numbers(50), said)
-        assert time.monotonic() - began < 20
-        time.sleep(1.5)
-        assert len(server.asked) <= 4
 
 
 @pytest.mark.parametrize("after", [None, "1", "0"])
@@ -428,13 +326,10 @@ def test_a_rate_limit_loses_nothing(after: str | None) -> None:
 def test_a_rate_limit_that_never_ends_is_an_error() -> None:
     with endpoint(in_turn(Reply({"error": "slow down"}, 429))) as server:
         mine = client(server, rate_limit_timeout=2.0, retries=6, concurrency=4)
-        began = time.monotonic()
         found = each(mine, numbers(4))
-        assert 0.9 < time.monotonic() - began < 20 and len(server.asked) < 40
+        assert len(server.asked) < 40
     words = r"slow down; no retry after 2 s \(limits.rate_limit_timeout\)(; \d+ attempts)?$"
-    for error in found:
-        with pytest.raises(RateLimited, match=words):
-            raise error
+    assert all(isinstance(one, RateLimited) and re.search(words, str(one)) for one in found)
 
 
 def test_a_request_that_is_always_refused_does_not_take_the_others_along() -> None:
@@ -444,31 +339,17 @@ def test_a_request_that_is_always_refused_does_not_take_the_others_along() -> No
         return Reply({"error": "too large"}, 429) if asked.body["n"] == 7 else echo(asked)
 
     with endpoint(answer) as server:
-        mine = client(server, rate_limit_timeout=1.0, concurrency=4)
-        found = each(mine, numbers(14))
-    assert [n for n, one in enumerate(found) if isinstance(one, RateLimited)] == [7]
-    assert [one for one in found if not isinstance(one, UserError)] == [
-        n for n in range(14) if n != 7
-    ]
+        found = each(client(server, rate_limit_timeout=1.0, concurrency=4), numbers(14))
+    assert isinstance(found.pop(7), RateLimited) and found == [n for n in range(14) if n != 7]
 
 
 def test_each_model_of_an_endpoint_has_a_pace_of_its_own() -> None:
-    limited = Rationed(20.0, None, echo, per="model")
-    with endpoint(limited) as server:
+    with endpoint(Rationed(20.0, None, echo, per="model")) as server:
         shared = client(server, concurrency=32)
         mine = {name: shared.for_model(name) for name in ("slow", "quick")}
-        done = {}
-
-        def ask(name: str, count: int) -> None:
+        for name, count in (("slow", 60), ("quick", 10)):
             calls = [Call({"n": n, "model": name}) for n in range(count)]
-            done[name] = mine[name].run_calls(calls, said)
-
-        threads = [threading.Thread(target=ask, args=one) for one in (("slow", 60), ("quick", 10))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert done == {"slow": list(range(60)), "quick": list(range(10))}
+            assert mine[name].run_calls(calls, said) == list(range(count))
         assert mine["slow"].throttle.rate and mine["quick"].throttle.rate is None
         assert shared.for_model("slow").throttle is mine["slow"].throttle
 
@@ -487,10 +368,8 @@ def test_a_rate_limited_model_holds_no_place_while_it_waits() -> None:
         calls = [Call({"n": n, "model": "slow"}) for n in range(8)]
         for _ in range(8):
             threading.Thread(target=each, args=(slow, calls), daemon=True).start()
-        while len(server.asked) < 16:
+        while not slow.throttle.remaining_pause > 0:
             time.sleep(0.01)
-        time.sleep(0.2)  # all wait, and another two are in line
-        assert slow.throttle.remaining_pause > 0
         threading.Thread(target=each, args=(slow, calls[:2]), daemon=True).start()
         began = time.monotonic()
         found = quick.run_calls([Call({"n": n, "model": "quick"}) for n in range(8)], said)

@@ -21,13 +21,7 @@ from swarm.errors import UserError
 from swarm.models.base import Completion, Message, Model, Request, Token
 from swarm.models.cache import Cache
 from swarm.models.function import FunctionModel
-from swarm.models.http_errors import (
-    BadRequest,
-    ConnectionFailed,
-    RateLimited,
-    RequestTimeout,
-    ServerFault,
-)
+from swarm.models.http_errors import BadRequest, RateLimited, RequestTimeout, ServerFault
 from swarm.models.openai import OpenAI
 from swarm.multi_agent.moa import MixtureOfAgents
 from swarm.multi_agent.types import AgentSpec
@@ -81,38 +75,25 @@ def url() -> Iterator[str]:
         yield found
 
 
-def test_models(url: str) -> None:
+def test_models_and_answers(url: str) -> None:
     asked = client(url)
     names = [model.id for model in asked.models.list()]
     assert names == ["function/pieces", "moa/thinks", "openai/gpt", "a/twice", "b/twice"]
     assert asked.models.retrieve("moa/thinks").owned_by == "model-swarms"
-    assert asked.models.retrieve("thinks").id == "moa/thinks"
     assert HTTP.get(url.replace("/v1", "/health")).json() == {"status": "ok"}
     with pytest.raises(openai.NotFoundError, match="did you mean moa/thinks") as caught:
         asked.models.retrieve("moa/think")
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
-    with pytest.raises(openai.NotFoundError, match="did you mean moa/thinks"):
-        asked.models.retrieve("thnks")
     with pytest.raises(openai.NotFoundError, match=r"did you mean a/twice or b/twice"):
         asked.chat.completions.create(model="twice", messages=HI)
-
-
-def test_an_answer_is_whole(url: str) -> None:
-    answer = client(url).chat.completions.create(model="thinks", messages=HI)
+    answer = asked.chat.completions.create(model="thinks", messages=HI)
     assert answer.object == "chat.completion" and answer.model == "moa/thinks"
     [choice] = answer.choices
     assert (choice.message.role, choice.message.content) == ("assistant", "Blue.")
     assert choice.message.reasoning_content == "Light scatters."
     assert choice.finish_reason == "length" and choice.logprobs is None
-    assert answer.usage.model_dump(exclude_none=True) == {
-        "prompt_tokens": 7,
-        "completion_tokens": 2,
-        "total_tokens": 9,
-        "cost": 0.25,
-    }
-
-
-def test_roles_and_parts(url: str) -> None:
+    usage = {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9, "cost": 0.25}
+    assert answer.usage.model_dump(exclude_none=True) == usage
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     turns: Any = [
         {"role": "developer", "content": "Be brief."},
@@ -120,7 +101,7 @@ def test_roles_and_parts(url: str) -> None:
         {"role": "assistant", "content": "aye", "refusal": None, "tool_calls": None},
         {"role": "user", "content": parts},
     ]
-    answer = client(url).chat.completions.create(model="pieces", messages=turns)
+    answer = asked.chat.completions.create(model="pieces", messages=turns)
     odd = f"user: {fake_models.ODD} / system: Be brief."
     assert answer.choices[0].message.content == f"user: one\ntwo / assistant: aye / {odd}"
 
@@ -160,41 +141,23 @@ WRONG: dict[str, dict[str, Any]] = {
     "messages": {"messages": []},
     "messages.[0].role": {"messages": [{"role": "function", "content": "x"}]},
     "messages.[0].tool_call_id": {"messages": [{"role": "tool", "content": "x"}]},
-    "messages.[0].content": {"messages": [{"role": "user"}]},
     "messages.[0].content.[0]": {
         "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]
     },
-    "messages.[0].content.[0].text": {
-        "messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]
-    },
-    "messages.[0].name": {"messages": [{"role": "user", "content": "x", "name": 3}]},
     "messages.[0].tool_calls": {
         "messages": [{"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}]
     },
-    "model": {"model": 3},
     "temperature": {"temperature": -1},
     "max_tokens": {"max_tokens": 3, "max_completion_tokens": 4},
-    "max_completion_tokens": {"max_completion_tokens": 0},
     "n": {"n": 129},
-    "seed": {"seed": 1.5},
     "stop": {"stop": [""]},
-    "stream": {"stream": "yes"},
     "stream_options": {"stream_options": {"include_usage": True}},
-    "logprobs": {"logprobs": 5},
     "top_logprobs": {"top_logprobs": 2},
-    "top_p": {"top_p": 1.1},
     "frequency_penalty": {"frequency_penalty": -3},
-    "presence_penalty": {"presence_penalty": "0"},
-    "min_p": {"min_p": 2},
-    "repetition_penalty": {"repetition_penalty": "x"},
-    "verbosity": {"verbosity": 1},
     "prompt_form": {"prompt_form": "x"},
     "logit_bias": {"logit_bias": {"50256": -100}},
     "response_format": {"response_format": {"type": "json_object"}},
-    "tools": {"tools": "f"},
     "tool_choice": {"tool_choice": "required"},
-    "reasoning_effort": {"reasoning_effort": 5},
-    "top_k": {"top_k": "5"},
 }
 
 
@@ -205,40 +168,27 @@ def test_what_cannot_be_done_is_refused_by_name(parameter: str, url: str) -> Non
     error = came.json()["error"]
     assert error["param"] == parameter and error["type"] == "invalid_request_error"
     assert error["message"].lstrip("'").startswith(parameter) and "\n" not in error["message"]
-
-
-def test_every_parameter_without_effect_is_let_through() -> None:
-    assert set(NEUTRAL_VALUES) <= set(WRONG)
-    body = {"model": "m", "messages": HI, "top_k": None}
-    for name, value in NEUTRAL_VALUES.items():
-        asked = ChatBody.parse({**body, name: value}).to_request(endpoint=False, longest=5)
-        assert asked == (Request((Message("user", "hi"),), 5), [])
+    body = {"model": "m", "messages": HI, "top_k": None, **NEUTRAL_VALUES}
+    asked = ChatBody.parse(body).to_request(endpoint=False, longest=5)
+    assert asked == (Request((Message("user", "hi"),), 5), [])
 
 
 def test_bodies_that_are_none(url: str) -> None:
     kind = {"Content-Type": "application/json"}
-    deep = b"[" * 100_000
     for content, words in (
-        (b"{", "is not JSON"),
         (b"\xff", "is not JSON"),
-        (deep, "is not JSON"),
+        (b"[" * 100_000, "is not JSON"),
         (b"[]", "JSON obj"),
         (b'{"temperature": NaN}', "NaN is not a number"),
         (b'{"model": "m", "messages": [{"role": "user", "content": "\\ud800"}]}', "surrogate"),
         (b'{"model": "m", "messages": [{"role": [], "content": "x"}]}', "must be system, "),
-        (
-            b'{"model": "m", "messages": [{"role": "user", "content": "x", "\\ud800": 1}]}',
-            "surrogate",
-        ),
     ):
         came = post(url, json=None, content=content, headers=kind)
         assert came.status_code == 400 and words in came.json()["error"]["message"]
-    assert (
-        post(url, json=None, content=b"{}", headers={"Content-Type": "text/plain"}).status_code
-        == 415
-    )
+    plain = post(url, json=None, content=b"{}", headers={"Content-Type": "text/plain"})
     large = post(url, json=None, content=bytes(MAX_BODY_BYTES + 1), headers=kind)
-    assert large.status_code == 413 and large.json()["error"]["type"] == "invalid_request_error"
+    assert (plain.status_code, large.status_code) == (415, 413)
+    assert large.json()["error"]["type"] == "invalid_request_error"
     for path, method, status in (("/v1/none", "GET", 404), ("/v1/models", "DELETE", 405)):
         came = HTTP.request(method, url.replace("/v1", path))
         assert came.status_code == status and path in came.json()["error"]["message"]
@@ -340,47 +290,41 @@ FAILED = [
     (RateLimited("at box: 429", 7.0), 429, True),
     (RequestTimeout("at box: late"), 504, True),
     (ServerFault("at box: 503"), 502, True),
-    (ConnectionFailed("at box: nobody"), 502, True),
     (ZeroDivisionError("secret"), 500, False),
     (HttpError("no"), 400, False),
 ]
 
 
-@pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize(("error", "status", "again"), FAILED, ids=lambda one: type(one).__name__)
-def test_failures(error: Exception, status: int, again: bool, streamed: bool, caplog: Any) -> None:
-    with served({"moa/m": Told(error), "local/m": Told(UserError("too long"))}) as url:
-        came = post(url, {"model": "moa/m", "stream": streamed})
-        assert post(url, {"model": "local/m"}).status_code == 400
-    told = came.json()["error"]
-    assert came.status_code == status and "secret" not in came.text
-    assert came.headers["x-should-retry"] == ("true" if again else "false")
-    assert ("Retry-After" in came.headers) == (status == 429)
-    assert set(told) == {"message", "type", "param", "code"}
-    assert told["message"] in caplog.text or status < 500
-
-
-def test_a_text_that_is_too_long_for_an_endpoint() -> None:
-    empty = Completion("", finish="context_length_exceeded")
+def test_failures(error: Exception, status: int, again: bool, caplog: Any) -> None:
+    long = Completion("", finish="context_length_exceeded")
     filtered = Completion("", finish="content_policy_violation")
-    with served({"a/long": Told(empty), "a/bad": Told(filtered)}) as url:
-        with pytest.raises(openai.BadRequestError) as caught:
-            client(url).chat.completions.create(model="long", messages=HI)
-        assert caught.value.code == "context_length_exceeded"
-        answer = client(url).chat.completions.create(model="bad", messages=HI)
-        assert answer.choices[0].finish_reason == "content_filter"
+    local = Told(UserError("too long"))
+    models = {"moa/m": Told(error), "local/m": local, "a/long": Told(long), "a/bad": Told(filtered)}
+    with served(models) as url:
+        for streamed in (False, True):
+            came = post(url, {"model": "moa/m", "stream": streamed})
+            told = came.json()["error"]
+            assert came.status_code == status and "secret" not in came.text
+            assert came.headers["x-should-retry"] == ("true" if again else "false")
+            assert ("Retry-After" in came.headers) == (status == 429)
+            assert set(told) == {"message", "type", "param", "code"}
+            assert told["message"] in caplog.text or status < 500
+        assert post(url, {"model": "local/m"}).status_code == 400
+        came = post(url, {"model": "long"})
+        assert (came.status_code, came.json()["error"]["code"]) == (400, long.finish)
+        choice = post(url, {"model": "bad"}).json()["choices"][0]
+        assert choice["finish_reason"] == "content_filter"
 
 
 def test_the_key(capfd: Any) -> None:
     with served({"a/m": Told(Completion("x"))}, key=KEY) as url:
         assert client(url, KEY).chat.completions.create(model="m", messages=HI).choices
-        for wrong in ("", KEY[:-1], f"{KEY}x", "ü"):
-            told = {"Authorization": f"Bearer {wrong}".encode()} if wrong else {}
-            came = post(url, headers=told)
+        for wrong in ("", f"Bearer {KEY[:-1]}", f"Bearer {KEY}x", "Bearer ü", f"Basic {KEY}"):
+            came = post(url, headers={"Authorization": wrong.encode()} if wrong else {})
             assert came.status_code == 401 and came.json()["error"]["code"] == "invalid_api_key"
-            assert HTTP.get(f"{url}/models", headers=told).status_code == 401
             assert KEY not in came.text
-        assert post(url, headers={"Authorization": f"Basic {KEY}"}).status_code == 401
+        assert HTTP.get(f"{url}/models").status_code == 401
         assert HTTP.get(url.replace("/v1", "/health")).status_code == 200
         assert HTTP.get(f"{url}/models", headers={"Host": "box", "Authorization": f"bearer {KEY}"})
     assert KEY not in "".join(capfd.readouterr())
@@ -431,29 +375,19 @@ def test_the_form_of_a_prompt_is_that_of_the_search(
     for form in ("plain", "chat"):
         Pool(tiny_pool).open().save([1, 0, 0, 0], tmp_path / form, {"prompt_form": form})
         models[f"local/{form}"] = roster.model(f"local/{tmp_path / form}")
-    turns = (Message("user", "hi"),)
-    asked: Any = {"messages": HI, "max_tokens": 6}
+    prompts = {"plain": "hi", "chat": (Message("user", "hi"),)}
+    own = {
+        form: models["local/plain"].generate([Request(prompt, 6)])[0].text
+        for form, prompt in prompts.items()
+    }
+    assert own["plain"] != own["chat"]
     with served(models) as url:
-        ask = client(url).chat.completions.create
-        said = {
-            (model, form): ask(
-                model=model, **asked, extra_body={"prompt_form": form} if form else None
-            )
-            .choices[0]
-            .message.content
-            for model in ("plain", "chat")
-            for form in (None, "plain", "chat")
-        }
-        with pytest.raises(openai.BadRequestError, match="local models only") as caught:
-            ask(model="pieces", **asked, extra_body={"prompt_form": "plain"})
-        assert caught.value.param == "prompt_form"
-    plain, chat = (
-        models["local/plain"].generate([Request(prompt, 6)])[0].text for prompt in ("hi", turns)
-    )
-    assert plain != chat
-    for model, own in (("plain", plain), ("chat", chat)):
-        assert said[model, None] == own
-        assert (said[model, "plain"], said[model, "chat"]) == (plain, chat)
+        for model in own:
+            for form in (None, *own):
+                came = post(url, {"model": model, "max_tokens": 6, "prompt_form": form}).json()
+                assert came["choices"][0]["message"]["content"] == own[form or model]
+        came = post(url, {"model": "pieces", "prompt_form": "plain"})
+        assert came.status_code == 400 and came.json()["error"]["param"] == "prompt_form"
 
 
 SHAPED: Any = {

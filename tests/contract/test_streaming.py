@@ -20,10 +20,9 @@ from endpoints import (
     streamed,
 )
 
-from swarm.models.base import Completion, Delta, Request, Stream, ThoughtSplitter, Token
+from swarm.models.base import Completion, Delta, Request, Stream, Token
 from swarm.models.cache import Cache
 from swarm.models.http_errors import (
-    AccessDenied,
     BadRequest,
     ConnectionFailed,
     RequestError,
@@ -91,24 +90,20 @@ def test_a_stream_is_the_answer_that_generate_gives(tmp_path: Path) -> None:
     def answer(asked: Asked) -> Reply:
         return streamed("well ", "said") if "stream" in asked.body else chat("well said")
 
-    cache = Cache(str(tmp_path / "a.sqlite"))
     prices = {"prompt": 1.0, "new": 2.0}
     with endpoint(answer) as server:
-        mine = model(server, cache=cache, prices=prices)
+        mine = model(server, cache=Cache(str(tmp_path / "a.sqlite")), prices=prices)
         pieces, done = drained(mine.stream(ASK))
         assert pieces == [Delta("well "), Delta("said")]
         assert done == model(server, prices=prices).generate([ASK])[0]
         assert (done.prompt_tokens, done.new_tokens, done.cost) == (10, 3, 16e-6)
-        assert (mine.totals.calls, mine.totals.prompt_tokens) == (1, 10)
         assert mine.generate([ASK]) == [done] and mine.generate([ASK])[0].cached
         assert drained(mine.stream(ASK)) == ([Delta("well said")], done)
-        assert len(server.asked) == 2 and mine.totals.cached == 3
-        again = model(server, cache=cache)
-        kept = again.generate([Request("b")])
-        assert drained(again.stream(Request("b"))) == ([Delta("well said")], kept[0])
-        sampled = model(server, cache=cache, temperature=1.0)
+        assert len(server.asked) == 2 and (mine.totals.calls, mine.totals.cached) == (1, 3)
+        kept = mine.generate([Request("b")])
+        assert drained(mine.stream(Request("b"))) == ([Delta("well said")], kept[0])
         for sample in (0, 1, 0):
-            drained(sampled.stream(Request("c", sample=sample)))
+            drained(mine.stream(Request("c", temperature=1.0, sample=sample)))
         assert len(server.asked) == 5
 
 
@@ -133,7 +128,7 @@ data: {"choices": [{"delta": {}, "finish_reason": "stop"}]}
 data: [DONE]"""
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 10_000])
+@pytest.mark.parametrize("size", [1, 3, 10_000])
 def test_streams_may_be_cut_anywhere(size: int) -> None:
     data = b"\xef\xbb\xbf" + ODD.encode()
     found = EventStreamParser()
@@ -149,23 +144,16 @@ def test_streams_may_be_cut_anywhere(size: int) -> None:
 @pytest.mark.parametrize(
     ("text", "answer", "thoughts"),
     [
-        ("<think>let me see</think>8", "8", "let me see"),
         ("\n <thinking>\na < b </think\n</thinking>\n8", "\n8", "\na < b </think\n"),
         ("<think>never ended </thi", "", "never ended </thi"),
         ("<thin air", "<thin air", ""),
-        ("  <", "  <", ""),
         ("an answer with <think> in it </think>", "an answer with <think> in it </think>", ""),
-        ("<think></think>", "", ""),
         ("", "", ""),
     ],
 )
 def test_thoughts_are_told_apart_wherever_the_text_is_cut(
     text: str, answer: str, thoughts: str
 ) -> None:
-    for size in (1, 2, 5, 100):
-        splitter = ThoughtSplitter()
-        pieces = [splitter.feed(text[i : i + size]) for i in range(0, len(text), size)]
-        assert said([*pieces, splitter.flush_pending()]) == (answer, thoughts)
     replies = streamed(*text), streamed(text), chat(text)
     with endpoint(in_turn(*replies)) as server:
         mine = model(server)
@@ -194,11 +182,6 @@ BROKEN = {
     "cut short": (sent(piece("half an")), ServerFault, "the connection closed before"),
     "dropped": (sent(piece("half an"), drop=True), ConnectionFailed, "the connection failed"),
     "cut in an event": (sent(piece("half an"), b'data: {"cho'), ServerFault, "is not JSON"),
-    "an error": (
-        sent(piece("half an"), event({"error": {"message": "gone", "code": 502}}), DONE),
-        ServerFault,
-        "gone",
-    ),
     "an error event": (
         sent(piece("half an"), b'event: error\ndata: {"message": "gone"}\n\n'),
         ServerFault,
@@ -225,20 +208,13 @@ def test_what_breaks_off_is_an_error_and_never_a_short_answer(fault: str, tmp_pa
 
 EMPTY_HANDED = {
     "cut short": sent(piece(role="assistant")),
-    "nothing at all": sent(b""),
     "no choices": sent(DONE),
-    "comments alone": sent(b": wait\n\n", b": wait\n\n"),
-    "dropped": sent(piece(role="assistant"), drop=True),
     "dropped at once": Reply(drop=True),
     "an error": sent(event({"error": {"message": "gone"}})),
-    "no JSON": sent(b"data: <html>\n\n"),
-    "a page": Reply(b"<html>busy</html>"),
     "half of JSON": Reply(b'{"choices": [{"mess'),
     "stalled": sent(b": wait\n\n", 30, DONE),
     "429": Reply({"error": "slow down"}, 429, {"Retry-After": "0"}),
-    "500": Reply({"error": "broken"}, 500),
     "an error as JSON": Reply({"error": {"message": "gone"}}),
-    "no choices as JSON": Reply({"choices": []}),
 }
 
 
@@ -255,12 +231,11 @@ def test_what_breaks_off_before_the_first_piece_is_asked_again(fault: str) -> No
         assert len(server.asked) == 3
 
 
-@pytest.mark.parametrize("status", [400, 422])
-def test_a_server_without_stream_options_is_asked_without_them(status: int) -> None:
+def test_a_server_without_stream_options_is_asked_without_them() -> None:
     wrong = {"detail": [{"loc": ["body", "stream_options"], "msg": "Extra inputs"}]}
 
     def answer(asked: Asked) -> Reply:
-        return Reply(wrong, status) if "stream_options" in asked.body else streamed("well")
+        return Reply(wrong, 422) if "stream_options" in asked.body else streamed("well")
 
     with endpoint(answer) as server:
         mine = model(server)
@@ -268,9 +243,6 @@ def test_a_server_without_stream_options_is_asked_without_them(status: int) -> N
         assert ["stream_options" in asked.body for asked in server.asked] == [True, False, False]
         server.answer = in_turn(Reply({"error": "no such temperature"}, 400))
         with pytest.raises(BadRequest, match="no such temperature"):
-            drained(model(server).stream(ASK))
-        server.answer = in_turn(Reply({"error": "not you"}, 401))
-        with pytest.raises(AccessDenied, match="not you"):
             drained(model(server).stream(ASK))
 
 

@@ -38,10 +38,5 @@ def report(folders: tuple[str, ...], as_json: bool) -> int:
     return code
 
 
-def main() -> int:
-    """Run the command."""
-    return run_click(report, None, "python -m swarm.report")
-
-
 if __name__ == "__main__":
-    run_program(main)
+    run_program(lambda: run_click(report, None, "python -m swarm.report"))

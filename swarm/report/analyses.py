@@ -8,11 +8,11 @@ items right than before, and with many guessers nearly every item "emerges".
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic_core import to_jsonable_python
 
 from swarm.runs.folder import RunFolder
 from swarm.stats.significance import mean_interval
@@ -25,7 +25,7 @@ CONTROL_DRAWS = 1_000
 
 
 def analyse_run(folder: str | Path) -> dict[str, Any]:
-    """Return the verdict and all analyses of a run as JSON data.
+    """Return the verdict and all analyses of a run as JSON data, NaN as `None`.
 
     Raises:
         UserError: The folder contains no search, or one without an iteration.
@@ -33,27 +33,16 @@ def analyse_run(folder: str | Path) -> dict[str, Any]:
     run = RunFolder(folder)
     found = {
         "run": run.name,
-        "verdict": run.verdict.to_dict() if run.verdict else None,
+        "verdict": run.verdict,
         "origin": rank_of_origin(run),
         "trajectory": measure_trajectory(run),
         "emergence": measure_emergence(run),
         "economy": measure_economy(run),
     }
-    plain: dict[str, Any] = _to_plain(found)
+    plain: dict[str, Any] = to_jsonable_python(
+        found, inf_nan_mode="null", fallback=lambda array: to_jsonable_python(array.tolist())
+    )
     return plain
-
-
-def _to_plain(value: Any) -> Any:
-    """Convert arrays, tuples and dataclasses for JSON; NaN is `None`."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return _to_plain(asdict(value))
-    if isinstance(value, dict):
-        return {str(key): _to_plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple | np.ndarray):
-        return [_to_plain(one) for one in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 def search_signal(run: RunFolder) -> str:
@@ -64,19 +53,18 @@ def search_signal(run: RunFolder) -> str:
 
 def objective_label(run: RunFolder) -> str:
     """Return the axis label of the optimized objective."""
-    climbed = search_signal(run)
-    return f"signal ({climbed}) on dev" if climbed else "utility on dev"
+    signal = search_signal(run)
+    return f"signal ({signal}) on dev" if signal else "utility on dev"
 
 
 def best_positions(run: RunFolder) -> np.ndarray:
     """Return the position of the best so far, [T, G * K]; the first start until one is measured."""
     known = np.where(np.isnan(run.utilities), -np.inf, run.utilities)
-    index, highest, found = (0, 0), -np.inf, []
-    for number_, utilities in enumerate(known):
-        if utilities.max() > highest:
-            highest, index = utilities.max(), (number_, int(utilities.argmax()))
-        found.append(run.positions[index])
-    return np.array(found)
+    best = known.max(axis=1)
+    rises = best > np.concatenate([[-np.inf], np.maximum.accumulate(best)[:-1]])
+    last = np.maximum.accumulate(np.where(rises, np.arange(len(best)), 0))
+    found: np.ndarray = run.positions[last, known.argmax(axis=1)[last]]
+    return found
 
 
 def rank_of_origin(run: RunFolder) -> dict[str, Any]:
@@ -95,7 +83,6 @@ def rank_of_origin(run: RunFolder) -> dict[str, Any]:
     ranks = better + (equal + 1) / 2
     started_best, bottom_half = better == 0, ranks > (run.particles + 1) / 2
     return {
-        "run": run.name,
         "particle": particle,
         "start_kind": describe_start(run, particle),
         "start": float(run.utilities[0, particle]),
@@ -136,20 +123,16 @@ def measure_trajectory(run: RunFolder) -> dict[str, Any]:
     If groups of modules have separate coefficients, their mean is used.
 
     Returns:
-        `diversity` [T]: mean Euclidean distance of the
-        particles from their mean. `outside` [T]: share of particles outside the experts' hull,
-        with a negative coefficient or a sum other than 1 in any group.
+        `diversity` [T]: mean Euclidean distance of the particles from their mean. `outside` [T]:
+        share of particles outside the experts' hull, with a negative coefficient or a sum other
+        than 1 in any group.
     """
-    x = run.means
+    by_group = run.positions.reshape(*run.utilities.shape, len(run.groups), len(run.experts))
     return {
         "experts": run.experts,
         "utility": run.best_so_far(),
-        "diversity": swarm_diversity(x),
-        "outside": is_outside_hull(
-            run.positions.reshape(*x.shape[:2], len(run.groups), len(run.experts))
-        )
-        .any(axis=2)
-        .mean(axis=1),
+        "diversity": swarm_diversity(run.means),
+        "outside": is_outside_hull(by_group).any(axis=2).mean(axis=1),
     }
 
 
@@ -175,15 +158,9 @@ def measure_emergence(run: RunFolder) -> dict[str, Any]:
     if not np.isin([start, end], (0.0, 1.0)).all():
         reason = "the answers' values are not all 0 or 1, so items are not right or wrong"
         return {"applies": False, "reason": reason}
-    found = compare_with_controls(
-        start.astype(bool), end.astype(bool), _start_row(evaluated, run.find_best()[1])
-    )
-    return {"applies": True, **found}
-
-
-def _start_row(evaluated: list[int], particle: int) -> int:
-    """Return the row of a particle among those evaluated at the start; 0 if it began later."""
-    return evaluated.index(particle) if particle in evaluated else 0
+    particle = run.find_best()[1]
+    best = evaluated.index(particle) if particle in evaluated else 0  # it may have begun later
+    return {"applies": True, **compare_with_controls(start.astype(bool), end.astype(bool), best)}
 
 
 def compare_with_controls(start: np.ndarray, end: np.ndarray, best: int) -> dict[str, Any]:
@@ -192,22 +169,29 @@ def compare_with_controls(start: np.ndarray, end: np.ndarray, best: int) -> dict
     Args:
         start, end: Whether each particle is right on each item, [N, items].
         best: Row of the particle that ends best.
+
+    Returns:
+        `shares` by name, `None` if no item qualifies, else the share with Wilson's interval
+        (`observed`), its control's mean and central 95 % (`chance`), and the probability of
+        reaching it by chance (`p_above_chance`). `mirror`: items right more or less often, and
+        items that any particle got right only at the end, or only at the start.
     """
-    hard = np.logical_not(start.any(axis=0))
-    drawn = {name: np.empty(CONTROL_DRAWS) for name in _mark_items(start, end, best)}
+    marked = _mark_items(start, end, best)
+    drawn = {name: np.full(CONTROL_DRAWS, np.nan) for name in marked}
     for draw, guess in enumerate(_draw_guessers(start, end)):
         for name, marks in _mark_items(start, guess, best).items():
-            drawn[name][draw] = marks.mean() if len(marks) else np.nan
+            if len(marks):
+                drawn[name][draw] = marks.mean()
+    hard, solved = ~start.any(axis=0), end.any(axis=0)
     rise: np.ndarray = end.sum(axis=0) - start.sum(axis=0, dtype=int)
-    solved = end.any(axis=0)
     return {
         "items": start.shape[1],
         "particles": len(start),
         "hard_items": int(hard.sum()),
         "guessers_drawn": CONTROL_DRAWS,
         "shares": {
-            name: _share_with_control(marks, drawn[name])
-            for name, marks in _mark_items(start, end, best).items()
+            name: _share_with_control(marks, drawn[name]) if len(marks) else None
+            for name, marks in marked.items()
         },
         "mirror": {
             "more_right": int((rise > 0).sum()),
@@ -228,13 +212,7 @@ def _mark_items(start: np.ndarray, end: np.ndarray, best: int) -> dict[str, np.n
     }
 
 
-def _share_with_control(marks: np.ndarray, drawn: np.ndarray) -> dict[str, Any] | None:
-    """Return a share with Wilson's interval, and its control's mean, central 95 % and p.
-
-    p is the probability of reaching the share by chance. `None` if no item qualifies.
-    """
-    if not len(marks):
-        return None
+def _share_with_control(marks: np.ndarray, drawn: np.ndarray) -> dict[str, Any]:
     low, high = np.quantile(drawn, (0.025, 0.975))
     # Equal shares may differ by rounding, as they are sums in different orders.
     reached = int((drawn >= marks.mean() - 1e-12).sum())
@@ -271,21 +249,19 @@ def measure_economy(run: RunFolder) -> dict[str, Any]:
         was left; `raced`: prompts that racing saved.
     """
     items = len(run.load_answers((0, 0)))
-    scored = [entry["items_scored"] for entry in run.rounds]
-    skipped = sum(one is None for entry in scored for one in entry)
+    scored = [one for entry in run.rounds for one in entry["items_scored"]]
+    evaluated = [entry["prompts_scored"] for entry in run.rounds]
     beyond = sum(entry.get("beyond_budget", 0) for entry in run.rounds)
     best = run.best_so_far()
-    evaluated = [entry["prompts_scored"] for entry in run.rounds]
     improvements = int((np.diff(best[~np.isnan(best)]) > 0).sum())
     return {
-        "run": run.name,
         "task_items": run.identity.get("task items"),
         "items": items,
         "prompts": np.cumsum(evaluated),
         "best": best,
         "iterations": len(run.rounds) - 1,
-        "evaluations": sum(one is not None for entry in scored for one in entry),
-        "dropped": (skipped - beyond) * items,
+        "evaluations": sum(one is not None for one in scored),
+        "dropped": (scored.count(None) - beyond) * items,
         "beyond_budget": beyond * items,
         "raced": sum(entry.get("prompts_saved", 0) for entry in run.rounds),
         "improvements": improvements,

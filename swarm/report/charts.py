@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from swarm.report.document import COLOURS, GREY, INVALID_CHARACTERS, MARKER_SHAPES, Chart, Series
+from swarm.report.document import COLOURS, GREY, INVALID_CHARACTERS, Chart, Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+MARKER_SHAPES = ("o", "s", "^", "D", "v", "P", "X")
+"""Marker of each colour, in matplotlib's codes, so that series differ by more than colour."""
 
 DASHES = ("-", (0, (7, 3)), (0, (2, 3)))
 """Line styles, by how often the palette has been used up."""
@@ -23,23 +26,11 @@ MAX_MARKERS = 12
 """Approximate maximum number of markers on a line."""
 
 FONTS = (
-    "DejaVu Sans",
-    "Noto Sans",
-    "Noto Sans CJK SC",
-    "Noto Sans CJK JP",
-    "Noto Sans KR",
-    "WenQuanYi Micro Hei",
-    "Microsoft YaHei",
-    "PingFang SC",
-    "Hiragino Sans",
-    "Malgun Gothic",
-    "Noto Sans Arabic",
-    "Noto Sans Hebrew",
-    "Noto Sans Devanagari",
-    "Arial Unicode MS",
-    "Noto Emoji",
-    "Segoe UI Symbol",
-)
+    "DejaVu Sans, Noto Sans, Noto Sans CJK SC, Noto Sans CJK JP, Noto Sans KR, "
+    "WenQuanYi Micro Hei, Microsoft YaHei, PingFang SC, Hiragino Sans, Malgun Gothic, "
+    "Noto Sans Arabic, Noto Sans Hebrew, Noto Sans Devanagari, Arial Unicode MS, Noto Emoji, "
+    "Segoe UI Symbol"
+).split(", ")
 """Fonts in order of preference; each character uses the first that contains it."""
 
 
@@ -79,16 +70,11 @@ def draw_chart(chart: Chart) -> "Figure":
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e2e5e9")
     axes.set_axisbelow(True)
-    if chart.integer_x:
+    if chart.x_name == "iteration":
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if len(axes.get_legend_handles_labels()[1]) > 1:
         figure.legend(loc="outside upper left", frameon=False, fontsize="small", ncols=3)
     return figure
-
-
-def shorten_text(words: str, max_length: int) -> str:
-    """Truncate text to at most `max_length` characters."""
-    return words if len(words) <= max_length else words[: max_length - 1] + "…"
 
 
 def _draw_series(axes: "Axes", one: Series, style: int | None) -> None:
@@ -123,9 +109,11 @@ def draw_bands(axes: "Axes", names: Sequence[str], values: np.ndarray) -> None:
     """
     from matplotlib.ticker import MaxNLocator
 
-    low, high = band_edges(values)
+    up, down = np.maximum(values, 0), np.minimum(values, 0)
+    high, low = up.cumsum(axis=1), down.cumsum(axis=1)
+    edges = np.where(values < 0, low, high - up), np.where(values < 0, low - down, high)
     for k, name in enumerate(names):
-        lower, upper = (np.append(one[:, k], one[-1, k]) for one in (low, high))
+        lower, upper = (np.append(one[:, k], one[-1, k]) for one in edges)
         axes.fill_between(
             np.arange(len(lower)),
             lower,
@@ -141,17 +129,10 @@ def draw_bands(axes: "Axes", names: Sequence[str], values: np.ndarray) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def band_edges(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lower and upper edges [T, K] of shares [T, K], negative ones stacked downwards."""
-    up, down = np.maximum(values, 0), np.minimum(values, 0)
-    high, low = up.cumsum(axis=1), down.cumsum(axis=1)
-    return np.where(values < 0, low, high - up), np.where(values < 0, low - down, high)
-
-
 def legend_label(name: str) -> str:
     """Return a label of a legend, from which matplotlib hides those that begin with `_`."""
-    name = shorten_text(name, 32)
-    return f" {name}" if name.startswith("_") else name
+    label = name if len(name) <= 32 else f"{name[:31]}…"
+    return f" {label}" if label.startswith("_") else label
 
 
 def figure_to_bytes(figure: "Figure", kind: str, **options: Any) -> bytes:
@@ -165,8 +146,13 @@ def figure_to_bytes(figure: "Figure", kind: str, **options: Any) -> bytes:
         options: Of `Figure.savefig`.
     """
     from matplotlib import rc_context
+    from matplotlib.text import Text
 
-    _prepare_texts(figure)
+    for text in figure.findobj(lambda one: isinstance(one, Text)):
+        assert isinstance(text, Text)
+        text.set_fontfamily(_installed_fonts())
+        text.set_parse_math(False)
+        text.set_text(INVALID_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", text.get_text()))
     if kind in ("svg", "png"):
         options["metadata"] = {"Date": None} if kind == "svg" else {"Software": None}
     drawn = io.BytesIO()
@@ -178,17 +164,6 @@ def figure_to_bytes(figure: "Figure", kind: str, **options: Any) -> bytes:
         warnings.filterwarnings("ignore", message="Glyph|constrained_layout")
         figure.savefig(drawn, format=kind, **options)
     return drawn.getvalue()
-
-
-def _prepare_texts(figure: "Figure") -> None:
-    from matplotlib.text import Text
-
-    fonts = list(_installed_fonts())
-    for text in figure.findobj(Text):
-        text.set_fontfamily(fonts)  # type: ignore[attr-defined]
-        text.set_parse_math(False)  # type: ignore[attr-defined]
-        words = INVALID_CHARACTERS.sub("\N{REPLACEMENT CHARACTER}", text.get_text())  # type: ignore[attr-defined]
-        text.set_text(words)  # type: ignore[attr-defined]
 
 
 @cache

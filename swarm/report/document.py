@@ -20,9 +20,6 @@ and text use it.
 
 GREY = "#9aa1a9"
 
-MARKER_SHAPES = ("o", "s", "^", "D", "v", "P", "X")
-"""Marker of each colour, in matplotlib's codes, so that series differ by more than colour."""
-
 INVALID_CHARACTERS = re.compile("[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 """Characters that are not allowed in an HTML page."""
 
@@ -52,7 +49,6 @@ class Chart:
     Attributes:
         alt_text: One-sentence summary, the alternative text of the image.
         marks: Horizontal reference lines, as (name, y).
-        integer_x: Whether x takes integers only.
     """
 
     title: str
@@ -61,14 +57,13 @@ class Chart:
     series: Sequence[Series]
     alt_text: str = ""
     marks: Sequence[tuple[str, float]] = ()
-    integer_x: bool = False
 
 
-class TextBlock(NamedTuple):
-    """Paragraphs, or the items of one list if `listed` is set."""
+@dataclass(frozen=True, slots=True)
+class ListBlock:
+    """Sentences, each an item of a list."""
 
     lines: Sequence[str]
-    listed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +110,8 @@ class ChangedItems:
     flips: Sequence[ChangedItem]
 
 
-ReportBlock = TextBlock | TableBlock | Chart | ChangedItems
+Block = str | ListBlock | TableBlock | Chart | ChangedItems
+"""Part of a section; a text is a paragraph."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +126,7 @@ class ReportSection:
     key: str
     title: str
     explanation: str
-    blocks: Sequence[ReportBlock]
+    blocks: Sequence[Block]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ Questions are shown if the task's data files still contain the evaluated items.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from string import Formatter
 from typing import Any
 
@@ -11,9 +12,9 @@ import numpy as np
 
 from swarm._util.files import short_digest
 from swarm.errors import UserError
-from swarm.report.document import ChangedItem, ChangedItems, ReportSection, TextBlock
+from swarm.report.document import Block, ChangedItem, ChangedItems
 from swarm.runs.folder import ParticleIndex, RunFolder
-from swarm.runs.verdict import BY_DOMAIN, CONSTANT, EXPERT, Compared
+from swarm.runs.verdict import BY_DOMAIN, CONSTANT, EXPERT
 from swarm.stats.significance import mean_interval
 from swarm.tasks.base import Item, TaskRun
 from swarm.tasks.dataset import DataTask
@@ -21,17 +22,28 @@ from swarm.tasks.metrics import Measured, group_items_by_domain
 
 Rows = list[dict[str, Any]]
 
+MAX_ITEMS_SHOWN = 200
+"""Maximum number of changed items shown, which limits the size of the page."""
+
+MAX_TEXT_LENGTH = 1_200
+"""Maximum length of a question or an answer in characters; longer texts are cut."""
+
+NON_TEXT_KEYS = ("id", "part", "domain", "split", "answer")
+"""Text fields of an item that are not part of its question."""
+
 
 class PairedComparison:
     """Results of the best initial expert ("starting") and the best found ("ending") of a run.
 
-    Results are read from the final metrics; while the search is running, dev results are computed
-    from its answers.
+    Results are read from the verdict; while the search is running, dev results are computed from
+    its answers.
 
     Attributes:
         run: The run.
+        verdict: Its verdict; `None` while the search is running.
         places: Their positions, as (iteration, particle).
         expert: Name of the best initial expert.
+        labels: Display names of the two models.
     """
 
     def __init__(self, run: RunFolder) -> None:
@@ -41,39 +53,28 @@ class PairedComparison:
             "ending": run.find_best(),
         }
         self.expert = run.experts[self.places["starting"][1]]
-        self._measured: dict[tuple[str, str], Measured | None] = {}
+        self.labels = (f"best initial expert ({self.expert})", "best found")
 
-    @property
-    def model_labels(self) -> dict[str, str]:
-        """Display names of the two models."""
-        return {"starting": f"best initial expert ({self.expert})", "ending": "best found"}
-
-    @property
-    def is_tested(self) -> bool:
-        """True if the two were compared on the test split."""
-        return self.verdict is not None and self.verdict.tested
-
-    def split_result(self, label: str, split: str) -> Measured | None:
-        """Return the result of a model on "dev", "confirm" or "test"; `None` if not evaluated."""
-        if (label, split) not in self._measured:
-            self._measured[label, split] = self._read_split_result(label, split)
-        return self._measured[label, split]
-
-    def _read_split_result(self, label: str, split: str) -> Measured | None:
-        verdict = self.verdict
-        if verdict is None:
-            return self._dev_result(label) if split == "dev" else None
+    def results(self, split: str) -> tuple[Measured | None, Measured | None]:
+        """Return the results of both on "dev", "confirm" or "test"; `None` if not evaluated."""
+        if self.verdict is None:
+            return self._dev_results if split == "dev" else (None, None)
+        start, found = self.verdict.start_model, self.verdict.found
         if split == "confirm":
-            kept = verdict.held_out
-            return (kept.expert if label == "starting" else kept.found) if kept else None
-        model = verdict.start_model if label == "starting" else verdict.found
-        return model.dev if split == "dev" else model.test
+            kept = self.verdict.held_out
+            return (kept.expert, kept.found) if kept else (None, None)
+        return (start.dev, found.dev) if split == "dev" else (start.test, found.test)
 
-    def _dev_result(self, label: str) -> Measured | None:
-        utility = float(self.run.utilities[self.places[label]])
+    @cached_property
+    def _dev_results(self) -> tuple[Measured | None, Measured | None]:
+        start, end = map(self._measure_dev, self.places.values())
+        return start, end
+
+    def _measure_dev(self, index: ParticleIndex) -> Measured | None:
+        utility = float(self.run.utilities[index])
         if np.isnan(utility):
             return None
-        rows = self.run.load_answers(self.places[label])
+        rows = self.run.load_answers(index)
         unparsed = sum(row["answer"] is None for row in rows) / len(rows)
         values = answer_values(rows)
         found = mean_interval(values.tolist(), signed=bool((values < 0).any()))
@@ -82,42 +83,29 @@ class PairedComparison:
         low, high = (found.low, found.high) if plain else (np.nan, np.nan)
         return Measured(utility, low, high, len(rows), unparsed)
 
-    def vote_result(self, split: str) -> Measured | None:
-        """Return the result of the ensemble's vote; `None` without one."""
-        vote = self.verdict.vote if self.verdict else None
-        if vote is None or split == "test":
-            return vote.test if vote else None
-        if split != "dev" or self.verdict is None:
-            return None
-        return Measured(vote.dev, np.nan, np.nan, self.verdict.dev.n)
-
     def list_baselines(self) -> list[str]:
         """Return the names of the models whose answers can be compared with the best found's.
 
         The best initial expert comes first, then the baselines whose answers to the test items
         are stored, then the other initial experts, whose answers to dev items are.
         """
-        tested = self.run.load_test_answers(self.places["ending"]) if self.is_tested else None
-        found = [one.label for one in self._others()] if tested else []
-        known = np.isfinite(self.run.utilities[0, : self.run.expert_count])
-        experts = [name for name, one in zip(self.run.experts, known, strict=False) if one]
-        return [
-            self.model_labels["starting"],
-            *(label for label in found if self._load_baseline_answers(label) is not None),
-            *(name for name in experts if name != self.expert),
-        ]
+        run, tested = self.run, []
+        if self.verdict and run.load_test_answers(self.places["ending"]):
+            labels = [one.label for one in self.verdict.alternatives]
+            tested = [label for label in labels if self._load_baseline_answers(label) is not None]
+        known = np.isfinite(run.utilities[0, : run.expert_count])
+        experts = [name for name, one in zip(run.experts, known, strict=False) if one]
+        return [self.labels[0], *tested, *(name for name in experts if name != self.expert)]
 
     def _load_baseline_answers(self, label: str) -> Rows | None:
         """Return a baseline's answers to the test items; `None` if they are not stored."""
-        one = next(one for one in self._others() if one.label == label)
+        others = self.verdict.alternatives if self.verdict else []
+        one = next(one for one in others if one.label == label)
+        if one.name in (EXPERT, CONSTANT):
+            return None
         if one.name == BY_DOMAIN:
             return self._load_routed_answers(one.choices)
         return self.run.load_answers_at(one.position) if one.position else None
-
-    def _others(self) -> list[Compared]:
-        """Return the alternatives besides the best initial expert that a model answered."""
-        others = self.verdict.alternatives if self.verdict else []
-        return [one for one in others if one.name not in (EXPERT, CONSTANT)]
 
     def _load_routed_answers(self, experts: Mapping[str, str]) -> Rows | None:
         """Return the test answers of each domain's expert; `None` without the task's data file."""
@@ -143,20 +131,18 @@ class PairedComparison:
         Args:
             baseline: A name of `list_baselines`; the best initial expert by default.
         """
-        if baseline and baseline != self.model_labels["starting"]:
-            if baseline in self.run.experts:
-                expert = self.run.load_answers((0, self.run.experts.index(baseline)))
-                return "dev", expert, self.run.load_answers(self.places["ending"])
-            before = self._load_baseline_answers(baseline)
-            after = self.run.load_test_answers(self.places["ending"])
-            return ("test", before, after) if before and after else None
-        before, after = (self.run.load_test_answers(index) for index in self.places.values())
+        run, (start, end) = self.run, self.places.values()
+        if baseline in run.experts:
+            start = 0, run.experts.index(baseline)
+            return "dev", run.load_answers(start), run.load_answers(end)
+        other = baseline not in ("", self.labels[0])
+        before = self._load_baseline_answers(baseline) if other else run.load_test_answers(start)
+        after = run.load_test_answers(end)
         if before and after:
             return "test", before, after
-        if any(np.isnan(self.run.utilities[index]) for index in self.places.values()):
+        if other or np.isnan([run.utilities[start], run.utilities[end]]).any():
             return None
-        before, after = (self.run.load_answers(index) for index in self.places.values())
-        return "dev", before, after
+        return "dev", run.load_answers(start), run.load_answers(end)
 
 
 def answer_values(rows: Rows) -> np.ndarray:
@@ -164,108 +150,82 @@ def answer_values(rows: Rows) -> np.ndarray:
     return np.array([row["value"] for row in rows], dtype=float)
 
 
-def is_binary(rows: Rows) -> bool:
+def is_binary(*answers: Rows) -> bool:
     """Return whether every answer is either right or wrong."""
-    return bool(np.isin(answer_values(rows), (0.0, 1.0)).all())
+    return all(np.isin(answer_values(rows), (0.0, 1.0)).all() for rows in answers)
 
 
 def name_test(before: Rows, after: Rows) -> str:
     """Return the name of the test that the search applies to the difference of these answers."""
     if after[0].get("part"):
         return "bootstrap over items, within each part"
-    return "McNemar's exact" if is_binary(before) and is_binary(after) else "random sign flips"
+    return "McNemar's exact" if is_binary(before, after) else "random sign flips"
 
 
-MAX_ITEMS_SHOWN = 200
-"""Maximum number of changed items shown, which limits the size of the page."""
-
-MAX_TEXT_LENGTH = 1_200
-"""Maximum length of a question or an answer in characters; longer texts are cut."""
-
-NON_TEXT_KEYS = ("id", "part", "domain", "split", "answer")
-"""Text fields of an item that are not part of its question."""
-
-MISSING_QUESTIONS = "The questions are not shown: "
-
-
-def changed_items_section(models: PairedComparison, baseline: str = "") -> ReportSection:
-    """Build the section of items that only one of the two models answers correctly.
+def changed_items_blocks(models: PairedComparison, baseline: str = "") -> list[Block]:
+    """Return the items that only one of the two models answers correctly.
 
     Args:
         baseline: The model compared with the best found, a name of
             `PairedComparison.list_baselines`; the best initial expert by default.
     """
-    how = (
-        "Open an item for its question and both texts. Some flips always occur: equally good "
-        "models differ, too, in both directions."
-    )
-    found = models.paired_answers(baseline)
-    initial = baseline in ("", models.model_labels["starting"])
-    if found is None or (initial and models.places["starting"] == models.places["ending"]):
-        words = (
-            "The best found is the best initial expert: no item differs."
-            if found
-            else "No two models have answered all items yet."
-        )
-        return ReportSection("flips", "Item by item", how, [TextBlock([words])])
+    initial = baseline in ("", models.labels[0])
+    if (found := models.paired_answers(baseline)) is None:
+        return ["No two models have answered all items yet."]
+    if initial and models.places["starting"] == models.places["ending"]:
+        return ["The best found is the best initial expert: no item differs."]
     split, before, after = found
     questions, missing = load_questions(models, split)
     pairs = list(zip(before, after, strict=True))
-    won = [pair for pair in pairs if pair[1]["value"] > pair[0]["value"]]
-    lost = [pair for pair in pairs if pair[1]["value"] < pair[0]["value"]]
-    for one in (won, lost):
-        one.sort(key=lambda pair: -abs(pair[1]["value"] - pair[0]["value"]))
-    binary = is_binary(before) and is_binary(after)
-    titles = ("Won: wrong before, right now", "Lost: right before, wrong now")
-    if not binary:
-        titles = ("Better now", "Worse now")
-    share = min(MAX_ITEMS_SHOWN / max(1, len(won) + len(lost)), 1.0)
-    names = (models.expert if initial else baseline, "best found")
-    blocks: list[Any] = [
-        TextBlock(_describe_changes(split, len(pairs), len(won), len(lost), share < 1, missing))
+    changes = answer_values(after) - answer_values(before)
+    # The largest differences first.
+    won, lost = (
+        [pairs[n] for n in np.argsort(-sign * changes, kind="stable") if sign * changes[n] > 0]
+        for sign in (1, -1)
+    )
+    changed = len(won) + len(lost)
+    share = min(MAX_ITEMS_SHOWN / max(1, changed), 1.0)
+    chosen = ", on which the best found was chosen" * (split == "dev")
+    blocks: list[Block] = [
+        f"Of {len(pairs)} {split} items{chosen}, the best found won {len(won)} and lost "
+        f"{len(lost)}; {len(pairs) - changed} have equal scores."
     ]
-    for title, some in zip(titles, (won, lost), strict=True):
-        shown = [build_changed_item(*pair, questions) for pair in some[: round(share * len(some))]]
-        blocks.append(ChangedItems(f"{title} ({len(some)})", len(some), names, shown))
-    return ReportSection("flips", "Item by item", how, blocks)
-
-
-def _describe_changes(
-    split: str, items: int, won: int, lost: int, cut: bool, missing: str
-) -> list[str]:
-    chosen = ", on which the best found was chosen" if split == "dev" else ""
-    sentences = [
-        f"Of {items} {split} items{chosen}, the best found won {won} and lost {lost}; "
-        f"{items - won - lost} have equal scores."
-    ]
-    if cut:
-        sentences.append(
-            f"Of these {won + lost} items {MAX_ITEMS_SHOWN} are shown, won and lost in "
-            "proportion, the largest differences first; the run folder has all."
+    if share < 1:
+        blocks.append(
+            f"Of these {changed} items {MAX_ITEMS_SHOWN} are shown, won and lost in proportion, "
+            "the largest differences first; the run folder has all."
         )
-    return [*sentences, missing] if missing else sentences
+    if missing:
+        blocks.append(f"The questions are not shown: {missing}")
+    titles = ("Better now", "Worse now")
+    if is_binary(before, after):
+        titles = ("Won: wrong before, right now", "Lost: right before, wrong now")
+    names = (models.expert if initial else baseline, "best found")
+    for title, some in zip(titles, (won, lost), strict=True):
+        shown = [_build_item(pair[0], pair[1], questions) for pair in some[: round(share * len(some))]]
+        blocks.append(ChangedItems(f"{title} ({len(some)})", len(some), names, shown))
+    return blocks
 
 
-def build_changed_item(
+def _build_item(
     before: dict[str, Any], after: dict[str, Any], questions: Mapping[str, Any]
 ) -> ChangedItem:
     """Combine an item with the answers of both models."""
-    name = str(before["id"])
+    name, part = str(before["id"]), before.get("part", "")
     item = questions.get(name, {})
-    part = before.get("part", "")
+    gold = item.get("answer")
+    said = [
+        (_cut("not read" if row["answer"] is None else row["answer"], 200), _cut(row["text"]))
+        for row in (before, after)
+    ]
     return ChangedItem(
-        name if not part or name.startswith(part) else f"{part}/{name}",
-        _question_text(item),
-        _gold_text(item),
-        _answer_texts(before),
-        _answer_texts(after),
+        name if name.startswith(part) else f"{part}/{name}",
+        _cut(_question_text(item)),
+        "" if gold is None else _cut(gold, 200),
+        said[0],
+        said[1],
         (before["value"], after["value"]),
     )
-
-
-def _answer_texts(row: Mapping[str, Any]) -> tuple[str, str]:
-    read = "not read" if row["answer"] is None else str(row["answer"])
-    return _shorten_text(read, 200), _shorten_text(str(row["text"]))
 
 
 def _question_text(item: Mapping[str, Any]) -> str:
@@ -276,38 +236,30 @@ def _question_text(item: Mapping[str, Any]) -> str:
     choices = item.get("choices")
     if isinstance(choices, Mapping):
         words += "".join(f"\n{letter}: {text}" for letter, text in choices.items())
-    return _shorten_text(words)
+    return words
 
 
-def _gold_text(item: Mapping[str, Any]) -> str:
-    return _shorten_text(str(item["answer"]), 200) if item.get("answer") is not None else ""
-
-
-def _shorten_text(words: str, limit: int = MAX_TEXT_LENGTH) -> str:
-    return (
-        words
-        if len(words) <= limit
-        else f"{words[:limit]} … ({len(words) - limit:,} more characters)"
-    )
+def _cut(value: object, limit: int = MAX_TEXT_LENGTH) -> str:
+    text = str(value)
+    more = f" … ({len(text) - limit:,} more characters)" * (len(text) > limit)
+    return text[:limit] + more
 
 
 def load_questions(models: PairedComparison, split: str) -> tuple[dict[str, Any], str]:
-    """Return the items by id from the task's data files, or an explanation why they are missing."""
+    """Return the items by id from the task's data files, or the reason why they are missing."""
     run = models.run
-    item_ids = run.test_items
     try:
-        found = list(iterate_data_items(run.config["task"], split))
-    except (UserError, KeyError, TypeError) as error:
-        return (
-            {},
-            MISSING_QUESTIONS
-            + (str(error) if isinstance(error, UserError) else "no data file is named"),
+        task = run.config["task"]
+        found = list(iterate_data_items(task, split))
+    except UserError as error:
+        return {}, str(error)
+    except (KeyError, TypeError):
+        return {}, "no data file is named"
+    if short_digest(found) != (run.test_items if split == "test" else run.identity["task items"]):
+        left_out = task.get("max_prompt_tokens")
+        return {}, "task.max_prompt_tokens has left some out" if left_out else (
+            "the data file has changed since the run"
         )
-    if short_digest(found) != (item_ids if split == "test" else run.identity.get("task items")):
-        cause = "the data file has changed since the run"
-        if run.config["task"].get("max_prompt_tokens"):
-            cause = "task.max_prompt_tokens has left some out"
-        return {}, f"{MISSING_QUESTIONS}{cause}"
     return {str(item["id"]): item for item in found}, ""
 
 
@@ -321,11 +273,15 @@ def iterate_data_items(task: Mapping[str, Any], split: str) -> Iterator[dict[str
         UserError: A file is missing or invalid.
     """
     if "tasks" not in task:
-        yield from (dict(item) for item in _open_data_file(task).items(split))
+        keys = ("file", "dev_limit", "test_limit", "ids", "dedupe", "dev_seed")
+        data = _Items(task["name"], **{key: task[key] for key in keys if key in task})
+        named = Formatter().parse(task.get("template", ""))
+        data.fields = tuple(dict.fromkeys(name for _, name, _, _ in named if name))
+        yield from map(dict, data.items(split))
         return
     parts = task["tasks"]
-    named = parts.items() if isinstance(parts, Mapping) else [(one["name"], one) for one in parts]
-    for name, part in named:
+    named_parts = parts if isinstance(parts, Mapping) else {one["name"]: one for one in parts}
+    for name, part in named_parts.items():
         for item in iterate_data_items(part, split):
             path = f"{name}/{item['part']}" if "tasks" in part else name
             yield {**item, "id": f"{name}/{item['id']}", "part": path, "item": item}
@@ -339,19 +295,3 @@ class _Items(DataTask):
 
     def grade(self, item: Item, answer: str | None) -> float:
         raise NotImplementedError
-
-
-def _open_data_file(task: Mapping[str, Any]) -> _Items:
-    """Open the data file of a task that is not a mixture."""
-    template = Formatter().parse(task.get("template", ""))
-    found = _Items(
-        task["name"],
-        task.get("file"),
-        task.get("dev_limit"),
-        task.get("test_limit"),
-        task.get("ids", "file"),
-        task.get("dedupe", True),
-        task.get("dev_seed"),
-    )
-    found.fields = tuple(dict.fromkeys(name for _, name, _, _ in template if name))
-    return found

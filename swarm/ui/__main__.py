@@ -1,11 +1,12 @@
 """Open the page in a browser: python -m swarm.ui."""
 
+from functools import partial
 from pathlib import Path
 
 import click
 
 from swarm._util.cli import run_program
-from swarm._util.options import run_click
+from swarm._util.options import CONTEXT, run_click
 from swarm.errors import UserError, require_packages
 
 DESCRIPTION = """\
@@ -24,56 +25,44 @@ sends no data elsewhere. Ctrl-C stops it; searches that it started continue.
 """
 
 
-@click.command(help=DESCRIPTION, context_settings={"max_content_width": 100})
+def not_empty(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
+    """Return the value of an option that is text."""
+    if value is not None and not value.strip():
+        raise click.BadParameter("the value is empty; give one or leave the option out")
+    return value
+
+
+text = partial(click.option, callback=not_empty, show_default=True)
+
+
+@click.command(help=DESCRIPTION, context_settings=CONTEXT)
+@text("--host", default="127.0.0.1", help="Loopback address to bind.")
 @click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=8080,
-    show_default=True,
-    help="Port of the server; 0 selects a free one.",
+    "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: a free one."
 )
-@click.option("--host", default="127.0.0.1", show_default=True, help="Loopback address to bind.")
 @click.option("--no-browser", is_flag=True, help="Do not open the browser.")
-@click.option(
-    "--no-token",
-    is_flag=True,
-    help="Require no token: every user of this machine can start searches.",
+@click.option("--no-token", is_flag=True, help="Every user of this machine can start searches.")
+@text("--pool", default="initial_experts", help="Folder of the experts of local/ names.")
+@text(
+    "--base", help="Base of local/ names: an option of conf/model or a folder.  [default: theirs]"
 )
-@click.option(
-    "--pool",
-    metavar="FOLDER",
-    default="initial_experts",
-    show_default=True,
-    help="Folder of the experts of local/ names.",
-)
-@click.option(
-    "--base",
-    metavar="MODEL",
-    help="Base model of local/ names: an option of conf/model or "
-    "a folder; default: the base named by the experts.",
-)
-@click.option("--device", metavar="DEVICE", help="Device of local models: cpu, cuda, cuda:1.")
+@text("--device", help="Device of local models: cpu, cuda, cuda:1.")
 @click.option(
     "--config-dir",
-    metavar="FOLDER",
-    help="Folder of further configuration options, such as FOLDER/task/riddles.yaml; passed on "
-    "to the searches.",
+    type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),
+    help="Folder of further options, such as FOLDER/task/riddles.yaml, also of the searches.",
 )
 def ui(
-    port: int,
     host: str,
+    port: int,
     no_browser: bool,
     no_token: bool,
     pool: str,
     base: str | None,
     device: str | None,
-    config_dir: str | None,
+    config_dir: Path | None,
 ) -> None:
     """Serve the web application; the help text is `DESCRIPTION`."""
-    texts = {"host": host, "pool": pool, "base": base, "device": device}
-    for name, value in {**texts, "config-dir": config_dir}.items():
-        if value is not None and not value.strip():
-            raise UserError(f"--{name}: the value is empty; give one or leave the option out", 2)
     require_packages("ui", "fastapi", "nicegui", "uvicorn")
     from swarm.serve.server import is_loopback
 
@@ -84,13 +73,10 @@ def ui(
             f"ssh -L {port}:127.0.0.1:{port} THIS_MACHINE",
             2,
         )
-    folder = None if config_dir is None else Path(config_dir).expanduser().resolve()
-    if folder and not folder.is_dir():
-        raise UserError(f"--config-dir {config_dir}: no such folder", 2)
     from swarm.ui.app import serve_pages
     from swarm.ui.state import AppState
 
-    home = AppState(Path.cwd(), pool, base, device, folder)
+    home = AppState(Path.cwd(), pool, base, device, config_dir)
     serve_pages(home, host, port, not no_browser, not no_token)
 
 

@@ -4,7 +4,6 @@ import hmac
 import importlib
 import logging
 import secrets
-import socket
 import webbrowser
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
@@ -26,14 +25,12 @@ PAGES = (
 """Functions that register the pages."""
 
 SECURITY_HEADERS = {
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Content-Security-Policy": "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "content-security-policy": "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; "
     "base-uri 'self'; form-action 'self'; frame-ancestors 'self'",
 }
 """Headers that restrict pages to local resources, so that model output cannot load others."""
-
-log = logging.getLogger(__name__)
 
 SHUTDOWN_GRACE_S = 2
 """Seconds that requests in progress have to finish at shutdown."""
@@ -48,6 +45,8 @@ NO_TOKEN = (
     b"a token is needed: open the address that python -m swarm.ui printed when it started, or send "
     b"Authorization: Bearer TOKEN\n"
 )
+
+log = logging.getLogger(__name__)
 
 
 class HostGuard:
@@ -71,15 +70,22 @@ class HostGuard:
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
         if not is_allowed(scope):
-            return await _refused(scope, send, b"not from here\n")
+            return await _refuse(scope, send, b"not from here\n")
         if self._token is None or self._has_cookie(scope) or self._is_bearer(scope):
             return await self._forward(scope, receive, send)
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         if not self._is_token(dict(query).get(TOKEN, "")):
-            return await _refused(scope, send, NO_TOKEN)
+            return await _refuse(scope, send, NO_TOKEN)
         if scope["type"] == "websocket" or scope["method"] not in ("GET", "HEAD"):
             return await self._forward(scope, receive, send)
-        await self._welcome(scope, send, [pair for pair in query if pair[0] != TOKEN])
+        # Set the cookie, and redirect to the URL without the token to keep it out of histories.
+        path = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
+        rest = urlencode([pair for pair in query if pair[0] != TOKEN])
+        # A single slash: two would start a URL relative to the scheme, on another host.
+        location = "/" + path.lstrip("/") + (f"?{rest}" if rest else "")
+        cookie = f"{_cookie_name(scope)}={self._token}; HttpOnly; SameSite=Strict; Path=/"
+        headers = {"location": location, "set-cookie": cookie, "cache-control": "no-store"}
+        await _respond(send, 303, SECURITY_HEADERS | headers)
 
     async def _forward(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Forward the request; a client that leaves before the response is not an error."""
@@ -91,12 +97,20 @@ class HostGuard:
             left = left or message["type"] == "http.disconnect"
             return message
 
+        async def send_with_headers(message: dict[str, Any]) -> None:
+            """Add the security headers that a response does not set itself."""
+            if message["type"] == "http.response.start":
+                own = {name.lower().decode(): value for name, value in message["headers"]}
+                more = {name: value for name, value in SECURITY_HEADERS.items() if name not in own}
+                message["headers"] = [*message["headers"], *_encode(more)]
+            await send(message)
+
         try:
-            await self._app(scope, receive_and_watch, _with_headers(send))
-        except Exception as error:
+            await self._app(scope, receive_and_watch, send_with_headers)
+        except (KeyError, RuntimeError) as error:
             # socket.io fails if a poll ends while it is read, and then NiceGUI's middlewares, of
             # Starlette's class BaseHTTPMiddleware, raise "No response returned."
-            if not left or not isinstance(error, KeyError | RuntimeError):
+            if not left:
                 raise
             log.info("%s: left before the response", scope["path"], exc_info=error)
 
@@ -113,22 +127,15 @@ class HostGuard:
         pairs = (one.strip().partition("=") for one in _header(scope, b"cookie").split(";"))
         return any(key == name and self._is_token(value) for key, _, value in pairs)
 
-    async def _welcome(
-        self, scope: dict[str, Any], send: Any, query: list[tuple[str, str]]
-    ) -> None:
-        """Set the cookie, and redirect to the URL without the token to keep it out of histories."""
-        path = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
-        # A single slash: two would start a URL relative to the scheme, on another host.
-        location = "/" + path.lstrip("/") + (f"?{urlencode(query)}" if query else "")
-        cookie = f"{_cookie_name(scope)}={self._token}; HttpOnly; SameSite=Strict; Path=/"
-        headers = [
-            (b"location", location.encode("latin-1")),
-            (b"set-cookie", cookie.encode()),
-            (b"cache-control", b"no-store"),
-        ]
-        marked = _with_headers(send)
-        await marked({"type": "http.response.start", "status": 303, "headers": headers})
-        await marked({"type": "http.response.body", "body": b""})
+
+def is_allowed(scope: dict[str, Any]) -> bool:
+    """Return whether a request addresses this machine and does not originate from another site."""
+    host = _header(scope, b"host")
+    origins = [value.decode("latin-1") for key, value in scope["headers"] if key == b"origin"]
+    own_origin = f"http://{host}".lower()
+    return bool(LOCAL_HOST_PATTERN.fullmatch(host)) and all(
+        origin.lower() == own_origin for origin in origins
+    )
 
 
 def _header(scope: dict[str, Any], name: bytes) -> str:
@@ -142,37 +149,20 @@ def _cookie_name(scope: dict[str, Any]) -> str:
     return f"model_swarms_{port}" if port.isdigit() else "model_swarms"
 
 
-async def _refused(scope: dict[str, Any], send: Any, reason: bytes) -> None:
+async def _refuse(scope: dict[str, Any], send: Any, reason: bytes) -> None:
     if scope["type"] == "websocket":
         return await send({"type": "websocket.close", "code": 1008})
-    kind = [(b"content-type", b"text/plain; charset=utf-8")]
-    await send({"type": "http.response.start", "status": 403, "headers": kind})
-    await send({"type": "http.response.body", "body": reason})
+    await _respond(send, 403, {"content-type": "text/plain; charset=utf-8"}, reason)
 
 
-def is_allowed(scope: dict[str, Any]) -> bool:
-    """Return whether a request addresses this machine and does not originate from another site."""
-    host = _header(scope, b"host")
-    origins = [value.decode("latin-1") for key, value in scope["headers"] if key == b"origin"]
-    own_origin = f"http://{host}".lower()
-    return bool(LOCAL_HOST_PATTERN.fullmatch(host)) and all(
-        origin.lower() == own_origin for origin in origins
-    )
+async def _respond(send: Any, status: int, headers: dict[str, str], body: bytes = b"") -> None:
+    start = {"type": "http.response.start", "status": status, "headers": _encode(headers)}
+    await send(start)
+    await send({"type": "http.response.body", "body": body})
 
 
-def _with_headers(send: Any) -> Any:
-    """Wrap `send` to add the security headers that a response does not set itself."""
-
-    async def send_with_headers(message: dict[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            existing = {name.lower() for name, _ in message["headers"]}
-            more = [
-                (name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items()
-            ]
-            message["headers"] = [*message["headers"], *(m for m in more if m[0] not in existing)]
-        await send(message)
-
-    return send_with_headers
+def _encode(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
 
 
 def build_application(home: AppState, token: str | None = None) -> HostGuard:
@@ -212,24 +202,15 @@ def serve_pages(home: AppState, host: str, port: int, browser: bool, guarded: bo
 
     with bind_socket(host, port) as bound:
         token = secrets.token_hex(24) if guarded else None
-        url = page_url(bound) + (f"?{TOKEN}={token}" if token else "")
-        server = uvicorn.Server(
-            server_config(
-                build_application(home, token),
-                MAX_CONNECTIONS,
-                timeout_graceful_shutdown=SHUTDOWN_GRACE_S,
-            )
-        )
+        name, free_port = bound.getsockname()[:2]
+        url = f"http://{f'[{name}]' if ':' in name else name}:{free_port}/"
+        url += f"?{TOKEN}={token}" if token else ""
+        app = build_application(home, token)
+        config = server_config(app, MAX_CONNECTIONS, timeout_graceful_shutdown=SHUTDOWN_GRACE_S)
         logging.getLogger("nicegui").setLevel(logging.ERROR)
         print(f"serving the page at {url} (Ctrl-C stops it)", flush=True)
         if token is None:
             print("--no-token: every user of this machine can start searches on it", flush=True)
         if browser:
             start_thread(webbrowser.open, url, name="swarm-browser")
-        server.run([bound])
-
-
-def page_url(bound: socket.socket) -> str:
-    """Return the URL of the server."""
-    host, port = bound.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}/"
+        uvicorn.Server(config).run([bound])

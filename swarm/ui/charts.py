@@ -15,26 +15,25 @@ from swarm.runs.pareto_front import ParetoFront
 TEXT_COLOUR = "#7d8791"
 """Colour of text and lines, readable on light and dark backgrounds."""
 
+TEXT = {"color": TEXT_COLOUR}
+
 COLOURS = ["#2f6fab", "#c8711d", "#3f8f5b", "#a34a8c", "#8a6d1f", "#4f8f9e", "#b04a4a", "#6b63b5"]
 
-SIGN_COLOURS = ("#c8711d", "#8a8f9540", "#2f6fab")
+SIGN_COLOURS = ["#c8711d", "#8a8f9540", "#2f6fab"]
 """Colours of negative, zero and positive coefficients; zero is transparent."""
 
-TOOLTIP = {"trigger": "item", "renderMode": "richText", "confine": True}
-"""Tooltip of every chart; rich text is drawn on the canvas, so that names are never HTML."""
-
-BAR_LAYOUT = {"barGap": "0%", "barCategoryGap": "30%"}
+LONG_LABEL = {**TEXT, "width": 92, "overflow": "truncate"}
 
 WHISKER = """(params, api) => {
   const at = api.value(0), style = {stroke: api.visual('color'), lineWidth: 1.5};
-  const shift = api.barLayout({count: BARS, barGap: '0%', barCategoryGap: '30%'})[api.value(3)];
+  const shift = api.barLayout({count: 2, barGap: '0%', barCategoryGap: '30%'})[api.value(3)];
   const [low, high] = [1, 2].map(n => api.coord([api.value(n), at]));
   const y = low[1] + shift.offsetCenter;
   const line = (x1, y1, x2, y2) => ({type: 'line', shape: {x1, y1, x2, y2}, style});
   return {type: 'group', children: [line(low[0], y, high[0], y),
     line(low[0], y - 3, low[0], y + 3), line(high[0], y - 3, high[0], y + 3)]};
 }"""
-"""JavaScript that draws an interval: data [place, low, high, slot], the slot one of BARS bars."""
+"""JavaScript that draws an interval: data [place, low, high, slot], the slot one of two bars."""
 
 MAX_COLUMN_LABELS = 15
 """Maximum number of labels below a heat map."""
@@ -48,24 +47,29 @@ MAX_POINTS = 20_000
 
 def particle_chart(run: RunFolder) -> dict[str, Any]:
     """Plot the best so far, as a step, and every particle; each point names its particle."""
-    best = _line_series("best so far", run.best_so_far(), COLOURS[0], 2.5) | {"step": "end", "z": 5}
-    max_points = max(1, MAX_POINTS // max(1, len(run.utilities)))
-    step = math.ceil(run.particles / max_points)
-    others = [
-        _line_series(f"particle {i}", run.utilities[:, i], TEXT_COLOUR, 1)
-        | {
-            "lineStyle": _thin_line_style(),
-            "showSymbol": True,
-            "itemStyle": {"color": TEXT_COLOUR, "opacity": 0.55},
-            "emphasis": {"focus": "series", "lineStyle": {"width": 2, "opacity": 1}},
-        }
-        for i in range(0, run.particles, step)
+    iterations = len(run.utilities)
+    stride = math.ceil(run.particles / max(1, MAX_POINTS // iterations))
+    line = {"type": "line", "symbolSize": 3, "connectNulls": True}
+    particle = line | {
+        "lineStyle": {"width": 1, **TEXT, "opacity": 0.35},
+        "showSymbol": True,
+        "itemStyle": {**TEXT, "opacity": 0.55},
+        "emphasis": {"focus": "series", "lineStyle": {"width": 2, "opacity": 1}},
+    }
+    series = [
+        {**particle, "name": f"particle {i}", "data": _to_json_numbers(run.utilities[:, i])}
+        for i in range(0, run.particles, stride)
     ]
-    options = _build_chart(
-        objective_label(run), [*others, best], len(run.utilities), legend=["best so far"]
-    )
-    options["tooltip"]["formatter"] = "{a}\niteration {b}: {c}"
-    return _add_zoom(options)
+    best = line | {
+        "name": "best so far",
+        "data": _to_json_numbers(run.best_so_far()),
+        "step": "end",
+        "showSymbol": iterations == 1,
+        "itemStyle": {"color": COLOURS[0]},
+        "lineStyle": {"width": 2.5, "color": COLOURS[0]},
+        "z": 5,
+    }
+    return _by_iteration(objective_label(run), [*series, best], iterations, ["best so far"])
 
 
 def coefficient_chart(run: RunFolder) -> dict[str, Any]:
@@ -84,14 +88,8 @@ def coefficient_chart(run: RunFolder) -> dict[str, Any]:
         }
         for rank, k in enumerate(order)
     ]
-    options = _build_chart(
-        "coefficient in the best",
-        series,
-        len(values),
-        legend=[one["name"] for one in series[: len(COLOURS)]],
-    )
-    options["tooltip"]["formatter"] = "{a}\niteration {b}: {c}"
-    return _add_zoom(options)
+    names = [run.experts[k] for k in order[: len(COLOURS)]]
+    return _by_iteration("coefficient in the best", series, len(values), names)
 
 
 def module_chart(run: RunFolder, index: ParticleIndex) -> dict[str, Any]:
@@ -99,54 +97,15 @@ def module_chart(run: RunFolder, index: ParticleIndex) -> dict[str, Any]:
 
     With routes of prompts: in each route, the mean over its groups.
     """
-    groups = run.groups
-    values = run.positions[index].reshape(len(groups), len(run.experts))
+    groups, values = run.groups, run.positions[index].reshape(-1, len(run.experts))
     if len(group_by_route(groups)) > 1:
         groups, values = route_means(groups, run.positions[index].tolist())
-    data = [
-        {
-            "value": [g, k, round(float(values[g, k]), 4)],
-            "name": f"{run.experts[k]}\n{group}: {values[g, k]:.3f}",
-        }
-        for g, group in enumerate(groups)
-        for k in range(len(run.experts))
-    ]
-    return _build_heat_map(groups, run.experts, data, float(np.abs(values).max()))
+    return _build_heat_map(groups, run.experts, values, float(np.abs(values).max()))
 
 
-def _build_heat_map(
-    columns: list[str], rows: list[str], data: list[dict[str, Any]], bound: float
-) -> dict[str, Any]:
-    """Build a heat map of signed values from -bound to bound, the first row on top."""
-    bound = max(bound, 1e-9)
-    text_style = {"color": TEXT_COLOUR}
-    category = {"type": "category", "axisTick": {"show": False}, "splitArea": {"show": False}}
-    label = {**text_style, "width": 92, "overflow": "truncate"}
-    # Every k-th label only, where all would overlap on a phone.
-    column_label = {"rotate": 40 if len(columns) <= MAX_COLUMN_LABELS else 60}
-    column_label["interval"] = math.ceil(len(columns) / MAX_COLUMN_LABELS) - 1
-    return {
-        "animation": False,
-        "textStyle": text_style,
-        "grid": {"left": 8, "right": 16, "top": 8, "bottom": 56, "containLabel": True},
-        "tooltip": {**TOOLTIP, "formatter": "{b}"},
-        "xAxis": {**category, "data": columns, "axisLabel": {**label, **column_label}},
-        "yAxis": {**category, "data": rows, "inverse": True, "axisLabel": label},
-        "visualMap": {
-            "min": round(-bound, 3),
-            "max": round(bound, 3),
-            "precision": 2,
-            "calculable": True,
-            "orient": "horizontal",
-            "left": "center",
-            "bottom": 0,
-            "itemHeight": 120,
-            "itemWidth": 12,
-            "textStyle": text_style,
-            "inRange": {"color": list(SIGN_COLOURS)},
-        },
-        "series": [{"type": "heatmap", "data": data, "progressive": 4000}],
-    }
+def cosine_chart(names: Sequence[str], cosines: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Plot the cosines of experts' updates, [K, K], as a heat map."""
+    return _build_heat_map(names, names, np.array(cosines), 1.0)
 
 
 def domain_chart(run: RunFolder) -> dict[str, Any]:
@@ -160,43 +119,43 @@ def domain_chart(run: RunFolder) -> dict[str, Any]:
     verdict = run.verdict
     if verdict is None:
         return {}
-    pair = [verdict.start_model, verdict.found]
-    results = [one.test if verdict.tested else one.dev for one in pair]
-    start, end = (one.domains if one else {} for one in results)
+    models = {"best initial expert": verdict.start_model, "best found": verdict.found}
+    results = {name: one.test if verdict.tested else one.dev for name, one in models.items()}
+    domains = {name: one.domains if one else {} for name, one in results.items()}
+    start, end = domains.values()
+    names = [name for name in end if name in start][:MAX_DOMAIN_BARS]
     if len(end) < 2:
         return {}
-    names = [name for name in end if name in start][:MAX_DOMAIN_BARS]
     series: list[dict[str, Any]] = []
-    for slot, (label, one) in enumerate((("best initial expert", start), ("best found", end))):
-        colour = COLOURS[1 - slot]
-        series.append(
+    for slot, (model, found) in enumerate(domains.items()):
+        shown, colour = [found[name] for name in names], {"color": COLOURS[1 - slot]}
+        series += [
             {
-                "name": label,
+                "name": model,
                 "type": "bar",
-                "data": [round(one[name].utility, 4) for name in names],
-                "itemStyle": {"color": colour, "opacity": 0.75},
-                **BAR_LAYOUT,
-            }
-        )
-        ends = [(one[name].low, one[name].high) for name in names]
-        places = [[n, low, high, slot] for n, (low, high) in enumerate(ends)]
-        series.append(_whisker_series(label, colour, places, 2))
+                "data": [round(one.utility, 4) for one in shown],
+                "itemStyle": {**colour, "opacity": 0.75},
+                "barGap": "0%",
+                "barCategoryGap": "30%",
+            },
+            {
+                "name": model,
+                "type": "custom",
+                ":renderItem": WHISKER,
+                "encode": {"x": [1, 2], "y": 0},
+                "data": [[n, one.low, one.high, slot] for n, one in enumerate(shown)],
+                "itemStyle": colour,
+                "silent": True,
+                "z": 5,
+            },
+        ]
     on = "test" if verdict.tested else "dev"
-    options = _build_bars(names, series, f"utility on {on}, with 95 % intervals")
-    options["legend"] = {"bottom": 0, "textStyle": {"color": TEXT_COLOUR}}
-    options["grid"]["bottom"] = 56
+    options = _build_chart(f"utility on {on}, with 95 % intervals", "", series)
+    options["grid"] |= {"top": 8, "bottom": 56}
+    options["xAxis"] |= {"type": "value"}
+    options["yAxis"] = {"type": "category", "data": names, "inverse": True, "axisLabel": LONG_LABEL}
     options["tooltip"]["formatter"] = "{a}\n{b}: {c}"
     return options
-
-
-def cosine_chart(names: Sequence[str], cosines: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Plot the cosines of experts' updates, [K, K], as a heat map."""
-    data = [
-        {"value": [i, j, round(cosines[i][j], 3)], "name": f"{a}\n{b}: {cosines[i][j]:.3f}"}
-        for i, a in enumerate(names)
-        for j, b in enumerate(names)
-    ]
-    return _build_heat_map(list(names), list(names), data, 1.0)
 
 
 def front_chart(run: RunFolder, found: ParetoFront) -> dict[str, Any]:
@@ -205,105 +164,83 @@ def front_chart(run: RunFolder, found: ParetoFront) -> dict[str, Any]:
     order = sorted(chart.series, key=lambda one: ("faint", "normal", "strong").index(one.weight))
     series = []
     for n, one in enumerate(order):
-        labels = one.labels or [one.name] * len(one.x)
-        data = [
-            {"value": [round(float(x), 6), round(float(y), 6)], "name": label}
-            for x, y, label in zip(one.x, one.y, labels, strict=True)
-        ]
-        faint = one.weight == "faint"
+        faint, labels = one.weight == "faint", one.labels or [one.name] * len(one.x)
+        colour = TEXT_COLOUR if faint else _series_colour(n - 1)
+        points = zip(np.round(one.x, 6).tolist(), np.round(one.y, 6).tolist(), strict=True)
         series.append(
             {
                 "name": one.name,
                 "type": "scatter",
-                "data": data,
+                "data": [
+                    {"value": point, "name": label}
+                    for point, label in zip(map(list, points), labels, strict=True)
+                ],
                 "symbolSize": 5 if faint else 10,
                 "z": n,
-                "itemStyle": {
-                    "color": TEXT_COLOUR if faint else _series_colour(n - 1),
-                    "opacity": 0.4 if faint else 1.0,
-                },
+                "itemStyle": {"color": colour, "opacity": 0.4 if faint else 1.0},
             }
         )
-    names = [one.name for one in reversed(order)]
-    chart_options = _build_chart(chart.y_name, series, 0, legend=names)
-    value = {"type": "value", "scale": True}
-    chart_options["xAxis"] = {
-        key: one for key, one in chart_options["xAxis"].items() if key != "data"
-    } | value
-    chart_options["xAxis"]["name"] = chart.x_name
-    chart_options["tooltip"]["formatter"] = "{b}: {c}"
-    return chart_options
+    options = _build_chart(chart.x_name, chart.y_name, series, [one.name for one in order[::-1]])
+    options["xAxis"] |= {"type": "value", "scale": True}
+    options["tooltip"]["formatter"] = "{b}: {c}"
+    return options
 
 
 def _build_chart(
-    y_name: str, series: list[dict[str, Any]], iterations: int, legend: list[str]
+    x_name: str, y_name: str, series: list[dict[str, Any]], legend: Sequence[str] | None = None
 ) -> dict[str, Any]:
-    text_style = {"color": TEXT_COLOUR}
-    lines = {"lineStyle": {"color": TEXT_COLOUR, "opacity": 0.25}}
-    from_zero = series[0]["type"] == "bar"
+    """Build a chart of series on two axes, x a category.
+
+    Args:
+        legend: Names in the legend; `None` is all.
+    """
+    split = {"lineStyle": {**TEXT, "opacity": 0.25}}
+    shown = {} if legend is None else {"data": list(legend)}
     return {
         "animation": False,
-        "textStyle": text_style,
+        "textStyle": TEXT,
         "grid": {"left": 8, "right": 16, "top": 34, "bottom": 62, "containLabel": True},
         "legend": {
-            "data": legend,
             "type": "scroll",
             "bottom": 4,
-            "textStyle": text_style,
-            "pageTextStyle": text_style,
+            "textStyle": TEXT,
+            "pageTextStyle": TEXT,
+            **shown,
         },
-        "tooltip": dict(TOOLTIP),
+        # Rich text is drawn on the canvas, so that names are never HTML.
+        "tooltip": {"trigger": "item", "renderMode": "richText", "confine": True},
         "xAxis": {
             "type": "category",
-            "data": list(range(iterations)),
-            "name": "iteration",
+            "name": x_name,
             "nameLocation": "middle",
             "nameGap": 26,
-            "axisLabel": text_style,
+            "nameTextStyle": TEXT,
+            "axisLabel": TEXT,
+            "splitLine": split,
         },
         "yAxis": {
             "type": "value",
-            "scale": not from_zero,
+            "scale": series[0]["type"] != "bar",
             "name": y_name,
-            "axisLabel": text_style,
-            "nameTextStyle": {"align": "left", **text_style},
-            "splitLine": lines,
+            "axisLabel": TEXT,
+            "nameTextStyle": {"align": "left", **TEXT},
+            "splitLine": split,
         },
         "series": series,
     }
 
 
-def _build_bars(names: list[str], series: list[dict[str, Any]], x_name: str) -> dict[str, Any]:
-    """Build a chart of horizontal bars, one category per name, the first on top."""
-    options = _build_chart("", series, 0, legend=[])
-    label = {"color": TEXT_COLOUR, "width": 92, "overflow": "truncate"}
-    options["xAxis"], options["yAxis"] = (
-        options["yAxis"] | {"name": x_name, "nameLocation": "middle", "nameGap": 26},
-        {"type": "category", "data": names, "inverse": True, "axisLabel": label},
-    )
-    options["xAxis"]["nameTextStyle"] = {"color": TEXT_COLOUR}
-    options["grid"] |= {"top": 8, "bottom": 34}
-    del options["legend"]
-    return options
+def _by_iteration(
+    y_name: str, series: list[dict[str, Any]], iterations: int, legend: list[str]
+) -> dict[str, Any]:
+    """Build a chart over iterations with a slider, box zoom and reset.
 
-
-def _whisker_series(name: str, colour: str, data: list[list[float]], bars: int) -> dict[str, Any]:
-    """Build the intervals of a series, one of `bars` per category; data as in `WHISKER`."""
-    return {
-        "name": name,
-        "type": "custom",
-        ":renderItem": WHISKER.replace("BARS", str(bars)),
-        "encode": {"x": [1, 2], "y": 0},
-        "data": data,
-        "itemStyle": {"color": colour},
-        "silent": True,
-        "z": 5,
-    }
-
-
-def _add_zoom(options: dict[str, Any]) -> dict[str, Any]:
-    """Add a slider, box zoom and reset; the page's scrolling by wheel and touch is left alone."""
-    line = {"color": TEXT_COLOUR, "opacity": 0.4}
+    The page's scrolling by wheel and touch is left alone.
+    """
+    options = _build_chart("iteration", y_name, series, legend)
+    options["xAxis"] |= {"data": list(range(iterations)), "splitLine": {"show": False}}
+    options["tooltip"]["formatter"] = "{a}\niteration {b}: {c}"
+    options["grid"]["bottom"] = 78
     slider = {
         "type": "slider",
         "height": 14,
@@ -312,7 +249,7 @@ def _add_zoom(options: dict[str, Any]) -> dict[str, Any]:
         "brushSelect": False,
         "borderColor": "transparent",
         "fillerColor": "rgba(125, 135, 145, 0.25)",
-        "dataBackground": {"lineStyle": line, "areaStyle": {"opacity": 0}},
+        "dataBackground": {"lineStyle": {**TEXT, "opacity": 0.4}, "areaStyle": {"opacity": 0}},
     }
     inside = {
         "type": "inside",
@@ -328,25 +265,44 @@ def _add_zoom(options: dict[str, Any]) -> dict[str, Any]:
         "iconStyle": {"borderColor": TEXT_COLOUR},
         "feature": {"dataZoom": {"yAxisIndex": "none"}, "restore": {}, "saveAsImage": {}},
     }
-    options["grid"]["bottom"] = 78
     return options
 
 
-def _line_series(name: str, values: np.ndarray, colour: str, width: float) -> dict[str, Any]:
-    return {
-        "name": name,
-        "type": "line",
-        "data": _to_json_numbers(values),
-        "symbolSize": 3,
-        "showSymbol": len(values) == 1,
-        "itemStyle": {"color": colour},
-        "lineStyle": {"width": width, "color": colour},
-        "connectNulls": True,
+def _build_heat_map(
+    columns: Sequence[str], rows: Sequence[str], values: np.ndarray, bound: float
+) -> dict[str, Any]:
+    """Build a heat map of signed values [columns, rows] from -bound to bound, first row on top."""
+    bound = round(max(bound, 1e-3), 3)
+    data = [
+        {"value": [i, j, round(float(c), 4)], "name": f"{rows[j]}\n{columns[i]}: {c:.3f}"}
+        for (i, j), c in np.ndenumerate(values)
+    ]
+    # Every k-th label only, where all would overlap on a phone.
+    interval = math.ceil(len(columns) / MAX_COLUMN_LABELS) - 1
+    below = {**LONG_LABEL, "rotate": 60 if interval else 40, "interval": interval}
+    series = [{"type": "heatmap", "data": data, "progressive": 4000}]
+    options = _build_chart("", "", series)
+    del options["legend"]
+    plain = {"type": "category", "axisTick": {"show": False}, "splitArea": {"show": False}}
+    return options | {
+        "grid": {**options["grid"], "top": 8, "bottom": 56},
+        "tooltip": {**options["tooltip"], "formatter": "{b}"},
+        "xAxis": {**plain, "data": list(columns), "axisLabel": below},
+        "yAxis": {**plain, "data": list(rows), "inverse": True, "axisLabel": LONG_LABEL},
+        "visualMap": {
+            "min": -bound,
+            "max": bound,
+            "precision": 2,
+            "calculable": True,
+            "orient": "horizontal",
+            "left": "center",
+            "bottom": 0,
+            "itemHeight": 120,
+            "itemWidth": 12,
+            "textStyle": TEXT,
+            "inRange": {"color": SIGN_COLOURS},
+        },
     }
-
-
-def _thin_line_style() -> dict[str, Any]:
-    return {"width": 1, "color": TEXT_COLOUR, "opacity": 0.35}
 
 
 def _series_colour(rank: int) -> str:

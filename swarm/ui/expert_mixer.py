@@ -15,32 +15,13 @@ from swarm.pool.pool import Pool
 from swarm.report.paired_comparison import PairedComparison
 from swarm.runs.folder import RUNS_FOLDER, RunFolder, find_run_folders
 from swarm.tasks.base import Task
-from swarm.ui.state import RUN_NAME_PATTERN, UNREADABLE_ERRORS, AppState
+from swarm.ui.state import RUN_NAME_PATTERN, AppState, readable
 
 MIXTURES_FOLDER = "mixtures"
 """Folder of saved mixtures, beside that of the runs."""
 
 BASE_ROW = "base"
 """Row of a pool that represents the base, which adds nothing to a mixture."""
-
-
-class BestOfRun(NamedTuple):
-    """The best of a finished run.
-
-    Attributes:
-        run: Name of the run.
-        words: Description of its composition.
-        dev, test: Utilities, with intervals where known; empty if missing.
-        coefficients: Coefficients of the pool's experts; `None` if these cannot reproduce it.
-        reason: Reason why they cannot.
-    """
-
-    run: str
-    words: str
-    dev: str
-    test: str
-    coefficients: dict[str, float] | None
-    reason: str
 
 
 def list_experts(home: AppState) -> Iterator[Adapter | str]:
@@ -57,7 +38,7 @@ def describe_expert(expert: Adapter) -> str:
     ranks = sorted({rank for _, _, rank in expert.shapes.values()})
     size = (expert.folder / WEIGHTS_FILE).stat().st_size
     facts = [
-        "rank " + " to ".join(dict.fromkeys(str(rank) for rank in (ranks[0], ranks[-1]))),
+        f"rank {ranks[0]}" + f" to {ranks[-1]}" * (len(ranks) > 1),
         ", ".join(sorted({module.rpartition(".")[2] for module in expert.shapes})),
         f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB",
         f"of {expert.base_model}" if expert.base_model else "",
@@ -72,55 +53,66 @@ def _read_card(card: Path) -> str:
         text = card.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return ""
-    if text.startswith("---\n"):
-        text = text.partition("\n---")[2]
-    plain = (line.strip() for line in text.splitlines())
-    first = next((line for line in plain if line and line[0] not in "#-|`!<"), "")
-    return "" if first.startswith("[More Information Needed]") else first
+    text = re.sub(r"\A---\n.*?\n---", "", text, flags=re.DOTALL)
+    found = re.search(r"(?m)^\s*([^\s#\-|`!<].*)", text)
+    return found[1].strip() if found and "[More Information Needed]" not in found[1] else ""
+
+
+class BestOfRun(NamedTuple):
+    """The best of a finished run.
+
+    Attributes:
+        run: Name of the run.
+        words: Its composition, and its utilities on dev and test.
+        coefficients: Coefficients of the pool's experts; `None` if these cannot reproduce it.
+        reason: Reason why they cannot.
+    """
+
+    run: str
+    words: str
+    coefficients: dict[str, float] | None
+    reason: str
 
 
 def list_bests(home: AppState) -> list[BestOfRun]:
-    """Return the bests of the finished runs, sorted by name."""
-    have = {folder.name for folder in home.roster.local.expert_folders()}
+    """Return the bests of the finished runs, sorted by name; a damaged run is left out."""
+    have = sorted(folder.name for folder in home.roster.local.expert_folders())
     found = []
     for folder in find_run_folders(home.runs_folder):
         if not (folder / "global_best" / "swarm.json").is_file():
             continue
         try:
-            run = RunFolder(folder)
-            if run.finished is not None and run.verdict:
-                found.append(_best_of_run(home, run, have))
-        except (UserError, *UNREADABLE_ERRORS):
+            with readable():
+                run = RunFolder(folder)
+                if run.finished is not None and run.verdict:
+                    found.append(_best_of_run(home, run, have))
+        except UserError:
             continue
     return found
 
 
-def _best_of_run(home: AppState, run: RunFolder, have: set[str]) -> BestOfRun:
+def _best_of_run(home: AppState, run: RunFolder, have: Sequence[str]) -> BestOfRun:
     position = run.positions[run.find_best()].tolist()
-    description = describe_position(run.experts, position, run.groups)
-    numbers = {}
-    for split in ("dev", "test"):
-        try:
-            one = PairedComparison(run).split_result("ending", split)
-        except (UserError, *UNREADABLE_ERRORS):
-            one = None
-        numbers[split] = f"{format_interval(one.utility, one.interval)}, n = {one.n}" if one else ""
-    reason = _unmixable_reason(home, run, dict(zip(run.experts, position, strict=False)), have)
     shares = dict(zip(run.experts, position, strict=False))
-    coefficients = None if reason else {name: shares.get(name, 0.0) for name in sorted(have)}
+    words = [describe_position(run.experts, position, run.groups)]
+    for split in ("dev", "test"):
+        if one := PairedComparison(run).results(split)[1]:
+            words.append(f"{split} {format_interval(one.utility, one.interval)}, n = {one.n}")
+    reason = _unmixable_reason(home, run, shares, have)
+    coefficients = None if reason else {name: shares.get(name, 0.0) for name in have}
     name = run.path.relative_to(home.runs_folder).as_posix()
-    return BestOfRun(name, description, numbers["dev"], numbers["test"], coefficients, reason)
+    return BestOfRun(name, "; ".join(words), coefficients, reason)
 
 
 def _unmixable_reason(
-    home: AppState, run: RunFolder, shares: Mapping[str, float], have: set[str]
+    home: AppState, run: RunFolder, shares: Mapping[str, float], have: Sequence[str]
 ) -> str:
     """Return why a run's best cannot be mixed from the present experts; empty if it can."""
     note = read_note(run.path / "global_best")
     if note.get("space") != "delta" or len(run.groups) > 1:
         return "it does not have one coefficient per expert in the delta space"
     used = {name for name, share in shares.items() if share and name != BASE_ROW}
-    if missing := sorted(used - have):
+    if missing := sorted(used.difference(have)):
         return f"{missing[0]} is not an expert of {home.pool}"
     try:
         folder = run.config["pool"]["folder"]
@@ -150,10 +142,8 @@ def save_mixture(home: AppState, coefficients: Mapping[str, float], name: str) -
             written.
     """
     name = name.strip()
-    if not RUN_NAME_PATTERN.fullmatch(name) or name.startswith("."):
-        raise UserError(
-            f"{name!r:.80} is not a valid name; it must not contain / or begin with a dot"
-        )
+    if not RUN_NAME_PATTERN.fullmatch(name):
+        raise UserError(f"{name!r:.80} is not a valid name; it must not contain / or begin with .")
     shares = {expert: share for expert, share in coefficients.items() if share}
     if not shares:
         raise UserError("all coefficients are 0, which is the base itself; change one of them")
@@ -185,7 +175,7 @@ def score_mixture(
 
     Args:
         coefficients: Coefficients by expert.
-        task: An option of conf/task; without effect if a run is given.
+        task: An option of conf/task.
         settings: Further keys of the task, "task.KEY=VALUE".
         items: Number of dev items.
 
@@ -218,40 +208,35 @@ def list_model_names(home: AppState) -> list[str]:
     from swarm.multi_agent.moa import read_preset
     from swarm.multi_agent.presets import preset_names
 
-    finished = {f"{RUNS_FOLDER}/{one.run}" for one in list_bests(home)}
-    local = [
-        name
-        for name in home.roster.local.list_names()
-        if not name.startswith(f"{RUNS_FOLDER}/") or name in finished
-    ]
+    names = home.roster.local.list_names()
+    local = [name for name in names if not name.startswith(f"{RUNS_FOLDER}/")]
+    local += [f"{RUNS_FOLDER}/{one.run}" for one in list_bests(home)]
     try:
         saved = ConsortiumStore().list_names()
     except UserError:
         saved = []
-    consortia = dict.fromkeys([*saved, *preset_names("consortium")])
-    moa = [
-        f"moa/{name}"
+    complete = [
+        name
         for name in preset_names("moa")
         if all(agent.model for agent in read_preset(name).agents)
     ]
     return [
         *(f"local/{name}" for name in local),
         *list_saved_mixtures(home),
-        *moa,
-        *(f"consortium/{name}" for name in consortia),
+        *(f"moa/{name}" for name in complete),
+        *(f"consortium/{name}" for name in dict.fromkeys([*saved, *preset_names("consortium")])),
     ]
 
 
 def describe_members(name: str) -> str:
     """Describe the members of a mixture of agents or a consortium, or the error in finding them."""
+    from swarm.multi_agent.consortium.store import load_config
+    from swarm.multi_agent.moa import read_preset
+
     kind, _, rest = name.partition("/")
     try:
         if kind == "consortium":
-            from swarm.multi_agent.consortium.store import load_config
-
             return str(load_config(rest))
-        from swarm.multi_agent.moa import read_preset
-
         preset = read_preset(rest)
     except UserError as error:
         return str(error)

@@ -9,7 +9,6 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from swarm._util.files import make_folder, private
 from swarm._util.secrets import HIDDEN
@@ -21,7 +20,7 @@ from swarm.runs.lock import running_info
 OUTPUT_FOLDER = ".page"
 """Folder, beside the runs, of the output of searches started from the application."""
 
-SEARCH_MODULE = "swarm.search"
+SEARCH = ("-m", "swarm.search")
 
 
 def output_path(run: Path) -> Path:
@@ -92,7 +91,7 @@ class SearchLauncher:
                 make_folder(path.parent, private=True)
                 with open(path, "wb", opener=private) as file:
                     self._begun[run] = subprocess.Popen(
-                        [sys.executable, "-m", SEARCH_MODULE, *arguments],
+                        [sys.executable, *SEARCH, *arguments],
                         cwd=directory,
                         stdin=subprocess.DEVNULL,
                         stdout=file,
@@ -119,25 +118,22 @@ class SearchLauncher:
         Raises:
             UserError: The run folder does not contain them, or as in `start_search`.
         """
-        found = load_command(run)
-        if found is None:
-            raise UserError(
-                f"{run.name} has no stored command: resume it with the original command"
-            )
-        if f"name={run.name}" not in found["arguments"]:
-            raise UserError(
-                f"the command in {run.name} belongs to another run; the folder may be a copy"
-            )
-        if any(HIDDEN in str(argument) for argument in found["arguments"]):
-            raise UserError(
-                f"the command of {run.name} contained a secret, which is not stored: resume it "
-                f"with the "
-                "original command; pass secrets as ${oc.env:NAME_OF_A_VARIABLE}"
-            )
+        found = load_command(run) or {}
+        arguments = [str(one) for one in found.get("arguments", ())]
         directory = Path(str(found.get("directory", "")))
-        if not directory.is_dir():
-            raise UserError(f"the working directory {directory} of {run.name} no longer exists")
-        self.start_search(run, [str(argument) for argument in found["arguments"]], directory)
+        for wrong, reason in (
+            (not found, "has no stored command"),
+            (f"name={run.name}" not in arguments, "has a command that belongs to another run"),
+            (
+                any(HIDDEN in one for one in arguments),
+                "had a secret in its command, which is not stored (pass secrets as "
+                "${oc.env:NAME_OF_A_VARIABLE})",
+            ),
+            (not directory.is_dir(), f"was started in {directory}, which no longer exists"),
+        ):
+            if wrong:
+                raise UserError(f"{run.name} {reason}: resume it with the original command")
+        self.start_search(run, arguments, directory)
 
     def stop_search(self, run: Path) -> None:
         """Stop a search as Ctrl-C does; it can be resumed.
@@ -164,7 +160,7 @@ class SearchLauncher:
 
 def format_command(arguments: Sequence[str]) -> str:
     """Format the command for a shell."""
-    return shlex.join(["python", "-m", SEARCH_MODULE, *arguments])
+    return shlex.join(["python", *SEARCH, *arguments])
 
 
 def check_search(arguments: Sequence[str], directory: Path) -> tuple[bool, str]:
@@ -173,31 +169,30 @@ def check_search(arguments: Sequence[str], directory: Path) -> tuple[bool, str]:
     Returns:
         Whether the search can start, and the plan with its cost, or a one-line error.
     """
-    completed: subprocess.CompletedProcess[Any] = subprocess.run(
-        [sys.executable, "-m", SEARCH_MODULE, *arguments, "dry_run=true"],
+    done = subprocess.run(
+        [sys.executable, *SEARCH, *arguments, "dry_run=true"],
         cwd=directory,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=False,
+        encoding="utf-8",
+        errors="replace",
     )
-    stdout, stderr = (
-        escape_control_chars(one.decode("utf-8", "replace")).strip()
-        for one in (completed.stdout, completed.stderr)
-    )
-    if completed.returncode == 0:
+    stdout, stderr = (escape_control_chars(one).strip() for one in (done.stdout, done.stderr))
+    if done.returncode == 0:
         return True, stdout
-    last = (stderr or stdout or f"exit code {completed.returncode}").split("\n")[-1]
+    last = (stderr or stdout or f"exit code {done.returncode}").split("\n")[-1]
     return False, last.removeprefix("error: ")
 
 
 def _holds_folder(pid: int, folder: Path) -> bool:
     """Return whether a process is this user's and has a folder open; true without /proc."""
-    about = Path(f"/proc/{pid}")
-    if not about.parent.joinpath("self").exists():
+    process = Path(f"/proc/{pid}")
+    if not Path("/proc/self").exists():
         return True
     try:
-        if about.stat().st_uid != os.getuid():
-            return False
-        return any(one.resolve() == folder.resolve() for one in (about / "fd").iterdir())
+        mine = process.stat().st_uid == os.getuid()
+        opened = (one.resolve() for one in (process / "fd").iterdir())
+        return mine and folder.resolve() in opened
     except OSError:
         return False

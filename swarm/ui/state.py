@@ -3,7 +3,9 @@
 import re
 import shutil
 import threading
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -19,10 +21,24 @@ from swarm.ui.launcher import SearchLauncher, output_path, read_failure
 if TYPE_CHECKING:
     from swarm.registry.registry import Roster
 
-FileStamp = tuple[int, int]
+RUN_NAME_PATTERN = re.compile(r"(?!\.)[^/\\\x00-\x1f]+")
 
-UNREADABLE_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError)
-"""Exceptions raised by reading a folder whose files are not in the expected format."""
+
+@contextmanager
+def readable() -> Iterator[None]:
+    """Read a run folder inside the context, or in a decorated function.
+
+    Raises:
+        UserError: Its files are missing, damaged, or in another format than expected.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        cause = f"{type(error).__name__}: {error}"
+        words = f"the files of this run are damaged or incompatible ({cause:.200})"
+        raise UserError(words) from error
 
 
 def delete_run(run: Path) -> None:
@@ -38,9 +54,7 @@ def delete_run(run: Path) -> None:
         raise UserError(f"{run.name} is running; stop it first")
     # A sweep may itself be named as the folder of all runs is.
     if run.parent.name != RUNS_FOLDER or (run.parent / STUDY_LOCK_FILE).exists():
-        raise UserError(
-            f"{run.parent.name}/{run.name} belongs to {run.parent.name}, whose results need it"
-        )
+        raise UserError(f"{run.name} belongs to {run.parent.name}, whose results need it")
     try:
         shutil.rmtree(run)
     except OSError as error:
@@ -53,46 +67,33 @@ class RunSummary:
     """One-line summary of a run.
 
     Attributes:
-        state: "running", "finished", "stopped" or "failed".
-        details: Details on the state: progress, reason of the end, or error.
         best, gain: Best on dev, and gain over the strongest alternative on test; `None` if unknown.
         gain_text: The gain with its 95 % interval; the suffix "(one answer)" marks a best found
             that gives only one answer in some domain.
         iterations: Number of finished iterations.
+        over: Reason of the end; `None` before it.
         changed: Time of the last change, in seconds since 1970.
+        state: "running", "finished", "stopped" or "failed".
+        details: Details on the state: progress, reason of the end, or error.
     """
 
     name: str
     task: str
-    state: str
-    details: str
     best: float | None
     gain: float | None
     gain_text: str
     iterations: int
+    over: str | None
     changed: float
-
-    @property
-    def group(self) -> str:
-        """Folder of the sweep, study or comparison that the run belongs to; empty for none."""
-        return self.name.rpartition("/")[0]
+    state: str
+    details: str
 
     def to_row(self) -> dict[str, Any]:
-        """Return the row of a table."""
-        changed = datetime.fromtimestamp(self.changed).strftime("%Y-%m-%d %H:%M")
-        return {
-            "name": self.name,
-            "task": self.task,
-            "state": self.state,
-            "details": self.details,
-            "best": self.best,
+        """Return the row of a table; `group` is the folder of the run's sweep or study."""
+        return asdict(self) | {
             "best_text": format_number(self.best),
-            "gain": self.gain,
-            "gain_text": self.gain_text,
-            "iterations": self.iterations,
-            "changed": self.changed,
-            "when": changed,
-            "group": self.group,
+            "when": f"{datetime.fromtimestamp(self.changed):%Y-%m-%d %H:%M}",
+            "group": self.name.rpartition("/")[0],
             "trials": 0,
         }
 
@@ -106,15 +107,13 @@ class RunIndex:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._kept: dict[str, tuple[FileStamp, dict[str, Any]]] = {}
+        self._kept: dict[str, tuple[tuple[int, int], dict[str, Any]]] = {}
         self._lock = threading.Lock()
 
     def list_runs(self) -> list[RunSummary]:
         """List all runs, most recently changed first."""
         with self._lock:
-            found = [
-                line for path in find_run_folders(self.folder) if (line := self._load_run(path))
-            ]
+            found = list(filter(None, map(self._load_run, find_run_folders(self.folder))))
         return sorted(found, key=lambda line: (-line.changed, line.name))
 
     def get_run(self, name: str) -> RunSummary | None:
@@ -123,19 +122,19 @@ class RunIndex:
             return self._load_run(self.folder / name)
 
     def _load_run(self, path: Path) -> RunSummary | None:
-        name = path.relative_to(self.folder).as_posix()
-        if (stamp := state_stamp(path)) is None:
+        name, stamp = path.relative_to(self.folder).as_posix(), state_stamp(path)
+        if stamp is None:
             return None
         try:
-            if name not in self._kept or self._kept[name][0] != stamp:
-                state = read_record(path, strict=False).state
-                if "identity" not in state:
-                    return None
-                self._kept[name] = stamp, _extract_facts(state)
-        except UNREADABLE_ERRORS:
+            with readable():
+                if name not in self._kept or self._kept[name][0] != stamp:
+                    state = read_record(path, strict=False).state
+                    self._kept[name] = stamp, _extract_facts(state)
+                facts, changed = self._kept[name][1], stamp[0] / 1e9
+                word, details = _run_state(path, facts, changed)
+        except UserError:
             return None
-        state = _run_state(path, self._kept[name][1], stamp[0] / 1e9)
-        return RunSummary(name=name, **state)
+        return RunSummary(name, **facts, changed=changed, state=word, details=details)
 
 
 def _extract_facts(state: dict[str, Any]) -> dict[str, Any]:
@@ -145,70 +144,56 @@ def _extract_facts(state: dict[str, Any]) -> dict[str, Any]:
     strongest = verdict.strongest if verdict else None
     gain_text = format_gain(verdict, strongest) if verdict and strongest else "–"
     test = verdict.found.test if verdict else None
-    gain_text += " (one answer)" * bool(test and test.one_answer)
     return {
         "task": str(state["identity"].get("task.name") or "–"),
         "best": verdict.dev.utility if verdict else max(utilities, default=None),
         "gain": strongest.gain.difference if strongest and strongest.gain else None,
-        "gain_text": gain_text,
+        "gain_text": gain_text + " (one answer)" * bool(test and test.one_answer),
         "iterations": max(0, len(state["rounds"]) - 1),
         "over": state["finished"] if verdict else None,
     }
 
 
-def _run_state(path: Path, facts: dict[str, Any], changed: float) -> dict[str, Any]:
-    """Add the state of a run to its facts: running, finished, failed or stopped."""
-    rest = {key: value for key, value in facts.items() if key != "over"}
-    rest["changed"] = changed
+def _run_state(path: Path, facts: dict[str, Any], changed: float) -> tuple[str, str]:
+    """Return the state of a run and its details, as in `RunSummary`."""
     has_status = (path / STATUS_FILE).exists()
-    note = running_info(path) if has_status else None
-    if note is not None:
-        return {**rest, "state": "running", "details": describe_progress(note)}
+    if has_status and (note := running_info(path)) is not None:
+        return "running", describe_progress(note)
     if facts["over"]:
-        return {**rest, "state": "finished", "details": facts["over"]}
+        return "finished", facts["over"]
     if error := read_failure(output_path(path), changed):
-        return {**rest, "state": "failed", "details": error}
+        return "failed", error
     # A search that ends in order removes its status file; a killed one leaves it behind.
-    after = f"{'killed ' if has_status else ''}after iteration {facts['iterations']}"
-    return {**rest, "state": "stopped", "details": after}
+    return "stopped", f"{'killed ' * has_status}after iteration {facts['iterations']}"
 
 
 def describe_progress(note: dict[str, Any]) -> str:
     """Describe the progress of a running search in a few words."""
     stage, maximum = str(note.get("activity", "begins")), note.get("max_iterations")
     if maximum:
-        number = f"iteration {note.get('iteration')}"
-        spent = note.get("budget_share")
         limit = f" of at most {maximum}"
-        if isinstance(spent, int | float):  # a budget usually ends a search first
+        if (spent := note.get("budget_share")) is not None:  # a budget usually ends a search first
             limit = f" ({100 * spent:.0f} % of the budget)"
-        stage = re.sub(rf"^{number}\b", f"{number}{limit}", stage)
+        stage = re.sub(rf"^iteration {note.get('iteration')}\b", rf"\g<0>{limit}", stage)
     done, total = note.get("done"), note.get("total")
     return f"{stage}, {done} of {total} items" if total else stage
 
 
-RUN_NAME_PATTERN = re.compile(r"[^/\\\x00-\x1f]+")
-
-
+@dataclass
 class AppState:
     """State that all pages share.
 
-    Args:
+    Attributes:
         folder: Folder in which the application was started; searches start in it, too.
         pool, base, device: For local model names, as in `swarm.registry.registry.Roster`.
         config_dir: Folder of further configuration options, such as tasks, of searches.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        pool: str = "initial_experts",
-        base: str | None = None,
-        device: str | None = None,
-        config_dir: Path | None = None,
-    ) -> None:
-        self.folder, self.pool, self.base, self.device = folder, pool, base, device
-        self.config_dir = config_dir
+    folder: Path
+    pool: str = "initial_experts"
+    base: str | None = None
+    device: str | None = None
+    config_dir: Path | None = None
 
     @property
     def runs_folder(self) -> Path:
@@ -242,8 +227,6 @@ class AppState:
             UserError: The name is not valid for a folder.
         """
         parts = name.split("/")
-        if len(parts) > 2 or not all(
-            RUN_NAME_PATTERN.fullmatch(one) and one[0] != "." for one in parts
-        ):
+        if len(parts) > 2 or not all(map(RUN_NAME_PATTERN.fullmatch, parts)):
             raise UserError(f"{name!r:.80} is not a run name; allowed: the name of a folder")
         return self.runs_folder / name

@@ -100,9 +100,9 @@ def test_the_page_of_a_run_shows_domains_and_warnings(
 ) -> None:
 
     found = load_run_series(constant[0])
-    assert any(table.header[0] == "domain of test" for table in found.domains)
-    assert found.models is not None and found.models.rows[0][0].startswith("best constant answer")
-    warned = " ".join(found.sentences).count("Warning: in all domains of test, the best found")
+    assert any(table.header[0] == "domain of test" for table in found.tables)
+    assert found.tables[0].rows[0][0].startswith("best constant answer")
+    warned = " ".join(found.notes).count("Warning: in all domains of test, the best found")
     assert warned == 1
 
 

@@ -31,7 +31,7 @@ from swarm.pool.pool import Pool
 from swarm.pool.prompt_router import PromptRouter, fit_router, read_router
 from swarm.registry.local_models import LocalModels, RoutedModel
 from swarm.report.paired_comparison import PairedComparison
-from swarm.report.sections import configuration_section
+from swarm.report.sections import configuration_blocks
 from swarm.runs.folder import RunFolder, RunRecord
 from swarm.tasks.base import Score
 from swarm.tasks.exact_match import ExactMatch
@@ -380,7 +380,7 @@ def test_a_search_from_the_first_prompt_to_an_exported_adapter(
     assert "routes" in {one.name for one in run.verdict.alternatives}
     words = describe_position(run.experts, run.positions[1, composed].tolist(), run.groups)
     assert all(f"{name}: " in words for name in routes["names"])
-    shown = str(configuration_section(PairedComparison(run)).blocks)
+    shown = str(configuration_blocks(PairedComparison(run)))
     kinds = f"2 kinds of prompts with separate coefficients: {', '.join(routes['names'])}."
     assert f"At most {kinds}" in shown
     assert_saved_result_answers_alike(folder, composed, tiny_llama)

@@ -1,7 +1,7 @@
 """Page Compare: one question to several models, and viewers of answer files."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
@@ -12,18 +12,25 @@ from typing import TYPE_CHECKING, Any
 from fastapi.responses import HTMLResponse
 from nicegui import app, ui
 
-from swarm._util.terminal import escape_control_chars
 from swarm._util.threads import run_in_thread, shared_event_loop
 from swarm.compare import Config, Question
 from swarm.compare.dataframe import build_frame
-from swarm.compare.power import detectable
 from swarm.compare.question import QuestionPlan
 from swarm.compare.report import ColumnSection, compare_column, count_rows, draw_column
 from swarm.compare.sampling import ScriptRun
 from swarm.compare.view import load_rows, render_page
 from swarm.errors import UserError
-from swarm.ui import chat, expert_mixer
-from swarm.ui.layout import draw_heading, draw_plain_table, draw_when_loaded, page_frame
+from swarm.compare.power import detectable
+from swarm.ui import expert_mixer
+from swarm.ui.layout import (
+    JobButton,
+    draw_heading,
+    draw_model_field,
+    draw_table,
+    draw_text,
+    draw_when_loaded,
+    page_frame,
+)
 from swarm.ui.state import AppState
 
 if TYPE_CHECKING:
@@ -34,9 +41,6 @@ MAX_FILES_SHOWN = 200
 
 VIEWER_PATH = "/compare/view"
 """Path of the pages of answers, each under a number."""
-
-REFRESH_S = 0.3
-"""Interval between progress updates in seconds."""
 
 
 class Comparison:
@@ -67,10 +71,20 @@ class Comparison:
         scripts: Any = self._question.scripts(self._plan.iter_requests(), self._during)
         self.run = ScriptRun(scripts, self._rows.__setitem__)
         self.total = len(self._plan.models) * self._question.samples_per_paraphrase
+        self.work: Future[None] | None = None
 
-    def start(self) -> "Future[None]":
-        """Start sampling; cancel the future to stop."""
-        return shared_event_loop().start(self.run.run_all())
+    async def sample(self) -> None:
+        """Sample the answers; `stop` ends it.
+
+        Raises:
+            UserError: It was stopped.
+        """
+        self.work = shared_event_loop().start(self.run.run_all())
+        try:
+            await asyncio.wrap_future(self.work)
+        except asyncio.CancelledError:
+            words = "stopped; answers so far are stored, and the same comparison resumes"
+            raise UserError(words) from None
 
     def summarize(self) -> "tuple[pd.DataFrame, ColumnSection, list[str]]":
         """Return the answers, their figure and tables, and remarks; call this after the end.
@@ -87,14 +101,8 @@ class Comparison:
         section, _ = compare_column(df, "answer")
         section.figure = draw_column(df, section)
         samples = self._question.samples_per_paraphrase
-        return df, section, [*count_rows(df), detectable(self._plan.groups, 1, samples)]
-
-
-def list_answer_files(home: AppState) -> list[str]:
-    """List the answer files written by compare runs, newest first, relative to the folder."""
-    found: Iterator[Path] = (home.folder / "compare").glob("**/data.jsonl")
-    newest = sorted(found, key=lambda file: -file.stat().st_mtime)
-    return [str(file.relative_to(home.folder)) for file in newest[:MAX_FILES_SHOWN]]
+        remarks = [*section.lines, *count_rows(df), detectable(self._plan.groups, 1, samples)]
+        return df, section, remarks
 
 
 def resolve_file(home: AppState, path: str) -> Path:
@@ -148,18 +156,19 @@ def register_page(home: AppState) -> None:
 
     @ui.page("/compare")
     def compare_page() -> None:
-        def load() -> tuple[list[str], Any]:
+        def load() -> tuple[list[str], list[Path]]:
             # `Config` is global to the process, which runs nothing but the pages.
             Config.roster = home.roster
-            return expert_mixer.list_model_names(home), list_answer_files(home)
+            files = (home.folder / "compare").glob("**/data.jsonl")
+            newest = sorted(files, key=lambda file: -file.stat().st_mtime)
+            return expert_mixer.list_model_names(home), newest[:MAX_FILES_SHOWN]
 
-        def draw(found: tuple[list[str], Any]) -> None:
+        def draw(found: tuple[list[str], list[Path]]) -> None:
             draw_heading("Compare the answers of several models")
             _CompareForm(viewers, found[0])
             draw_heading("Answer files on this machine")
             _draw_files(home, viewers, found[1])
 
-        ui.add_css(chat.STYLE)
         with page_frame("Compare"):
             draw_when_loaded(load, draw)
 
@@ -169,120 +178,63 @@ class _CompareForm:
 
     def __init__(self, viewers: AnswerPages, names: list[str]) -> None:
         self._viewers = viewers
-        number = partial(ui.number, precision=0)
-        with ui.card().classes("w-full gap-2"):
-            self._models = ui.select(
-                names,
-                label="Models, at least two",
-                value=[],
-                multiple=True,
-                with_input=True,
-                new_value_mode="add-unique",
-            )
-            self._models.props("use-chips outlined dense").classes("w-full")
-            self._question = ui.textarea("Question").props("autogrow outlined dense rows=1")
-            self._question.classes("w-full")
-            with ui.element("div").classes("chat-settings w-full"):
-                self._samples = number("Samples per model", value=10, min=1, max=1000)
-                self._temperature = ui.number("Temperature", value=1.0, min=0, step=0.1)
-                self._tokens = number("Maximum new tokens", value=32, min=1)
-            with ui.row().classes("items-center gap-2"):
-                self._button = ui.button("Compare", on_click=self._start_comparison)
-                self._button.props("unelevated no-caps")
-                self._stop = ui.button("Stop", on_click=self._stop_comparison)
-                self._stop.props("outline no-caps")
-                self._spinner = ui.spinner(size="1.5em")
-                self._state = ui.label().classes("quiet text").props("role=status")
-            self._wrong = ui.label().classes("chat-wrong text").props("role=alert")
-            self._shown = ui.column().classes("w-full gap-2")
         self._comparison: Comparison | None = None
-        self._work: Future[None] | None = None
-        self._refresh_state()
-        ui.timer(REFRESH_S, self._refresh_state)
-        ui.context.client.on_delete(self._stop_comparison)
+        with ui.card().classes("w-full gap-2"):
+            self._models = draw_model_field(names, "Models, at least two")
+            self._question = ui.textarea("Question").props("autogrow rows=1").classes("w-full")
+            with ui.element("div").classes("fields w-full"):
+                self._samples = ui.number("Samples per model", value=10, min=1, max=1000)
+                self._temperature = ui.number("Temperature", value=1.0, min=0, step=0.1)
+                self._tokens = ui.number("Maximum new tokens", value=32, min=1, precision=0)
+            JobButton("Compare", self._compare, self._describe_progress, self._stop)
 
-    async def _start_comparison(self) -> None:
+    async def _compare(self) -> None:
         temperature = self._temperature.value
-        self._wrong.set_text("")
-        self._shown.clear()
-        try:
-            self._comparison = Comparison(
-                self._models.value,
-                (self._question.value or "").strip(),
-                samples_per_paraphrase=int(self._samples.value or 1),
-                temperature=1.0 if temperature is None else float(temperature),
-                max_tokens=int(self._tokens.value or 32),
-            )
-            self._work = self._comparison.start()
-            self._refresh_state()
-            await asyncio.wrap_future(self._work)
-            df, section, remarks = await run_in_thread(self._comparison.summarize)
-            url = await run_in_thread(self._viewers.open_viewer, df, "answers")
-        except asyncio.CancelledError:
-            stopped = "stopped; answers so far are stored, and the same comparison resumes"
-            self._wrong.set_text(stopped)
-            return
-        except UserError as error:
-            self._wrong.set_text(escape_control_chars(str(error)))
-            return
-        finally:
-            self._comparison = self._work = None
-        with self._shown:
-            _draw_section(section)
-            for line in (*section.lines, *remarks):
-                ui.label(escape_control_chars(line)).classes("quiet text-sm text")
-            ui.link("Browse the answers", url)
+        self._comparison = Comparison(
+            self._models.value,
+            (self._question.value or "").strip(),
+            samples_per_paraphrase=int(self._samples.value or 1),
+            temperature=1.0 if temperature is None else float(temperature),
+            max_tokens=int(self._tokens.value or 32),
+        )
+        await self._comparison.sample()
+        df, section, remarks = await run_in_thread(self._comparison.summarize)
+        url = await run_in_thread(self._viewers.open_viewer, df, "answers")
+        figure = ui.html(section.figure, sanitize=False).classes("w-full bg-white answers")
+        figure.props('role=img aria-label="Shares of the answers of each model"')
+        with ui.expansion("Numbers"):
+            for table in section.tables:
+                draw_table(table)
+        for line in remarks:
+            draw_text(line, "quiet text-sm")
+        ui.link("Browse the answers", url)
 
-    def _stop_comparison(self) -> None:
-        if self._work:
-            self._work.cancel()
+    def _stop(self) -> None:
+        if self._comparison and self._comparison.work:
+            self._comparison.work.cancel()
 
-    def _refresh_state(self) -> None:
-        """Update the progress."""
-        comparison = self._comparison
-        summary = f"{comparison.run.received} of {comparison.total} answers" if comparison else ""
-        self._state.set_text(summary)
-        for element in (self._spinner, self._stop):
-            element.set_visibility(comparison is not None)
-        self._button.set_enabled(comparison is None)
+    def _describe_progress(self) -> str:
+        found = self._comparison
+        return f"{found.run.received} of {found.total} answers" if found else ""
 
 
-def _draw_section(section: ColumnSection) -> None:
-    """Draw the figure of the answers, and its numbers as tables."""
-    figure = ui.html(section.figure, sanitize=False).classes("w-full bg-white answers")
-    figure.props('role=img aria-label="Shares of the answers of each model"')
-    with ui.expansion("Numbers").classes("w-full").props("dense"):
-        for table in section.tables:
-            rows = [[escape_control_chars(cell) for cell in row] for row in table.rows]
-            draw_plain_table(table.header, rows)
-
-
-def _draw_files(home: AppState, viewers: AnswerPages, found: list[str]) -> None:
+def _draw_files(home: AppState, viewers: AnswerPages, found: list[Path]) -> None:
     """Draw the list of answer files and an input field for other paths."""
 
-    async def show_file(path: str) -> None:
-        wrong.set_text("")
-        try:
-            file = resolve_file(home, path)
-            url = await run_in_thread(viewers.open_viewer, file, file.name)
-        except UserError as error:
-            wrong.set_text(escape_control_chars(str(error)))
-            return
-        ui.navigate.to(url)
+    async def open_file() -> None:
+        file = resolve_file(home, field.value or "")
+        ui.navigate.to(await run_in_thread(viewers.open_viewer, file, file.name))
+
+    async def open_listed(path: str) -> None:
+        field.set_value(path)
+        await button.run()
 
     with ui.card().classes("w-full gap-2"):
-        with ui.row().classes("items-center gap-2 w-full no-wrap"):
-            field = ui.input("File").props("dense outlined").classes("grow min-w-0")
-            ui.button("Open", on_click=lambda: show_file(field.value or "")).props(
-                "outline no-caps"
-            )
-        ui.label(f"A .jsonl or .csv file with a column answer in {home.folder}.").classes(
-            "quiet text-sm text"
-        )
-        wrong = ui.label().classes("chat-wrong text").props("role=alert")
-        for path in found:
-            ui.button(path, on_click=partial(show_file, path)).props(
-                "flat dense no-caps align=left"
-            ).classes("text-left text")
+        field = ui.input("File").classes("w-full")
+        button = JobButton("Open", open_file, lambda: "reading")
+        ui.label(f"A .jsonl or .csv file with a column answer in {home.folder}.").classes("quiet")
+        for path in (str(file.relative_to(home.folder)) for file in found):
+            listed = ui.button(path, on_click=partial(open_listed, path))
+            listed.props("flat dense align=left").classes("text-left text")
         if not found:
             ui.label("There are no results of python -m swarm.compare run yet.").classes("quiet")

@@ -3,20 +3,21 @@
 import asyncio
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from urllib.parse import quote, urlencode
 
 import yaml
-from nicegui import run, ui
+from nicegui import ui
 
 from swarm._util.config_help import first_comment
 from swarm._util.files import conf_folder
+from swarm._util.threads import run_in_thread
 from swarm.errors import UserError
 from swarm.runs.lock import running_info
 from swarm.ui.launcher import check_search, format_command, output_path, read_failure
-from swarm.ui.layout import draw_heading, page_frame
+from swarm.ui.layout import REFRESH_S, JobButton, draw_command, draw_heading, page_frame
 from swarm.ui.state import AppState
 
 CONFIG_GROUPS = ("task", "optimizer", "pool", "model", "engine", "tracker")
@@ -44,9 +45,7 @@ TEXT_FIELDS = {
 RESERVED_KEYS = ("name", "folder", "dry_run", *CONFIG_GROUPS)
 """Keys that the free lines may not set."""
 
-OVERRIDE_LINE = re.compile(r"(\+{1,2}|~)?([A-Za-z_][\w./@-]*)(=.*)?", re.DOTALL)
-
-POLL_S = 0.3
+OVERRIDE_LINE = re.compile(r"(?:\+{0,2}([A-Za-z_][\w./@-]*)=.*|~([A-Za-z_][\w./@-]*)(?:=.*)?)")
 
 CHECK_DELAY_S = 1.5
 """Seconds without a change of the form after which it is checked and its cost is computed."""
@@ -72,23 +71,15 @@ def default_options() -> dict[str, str]:
     return {group: str(option) for one in named for group, option in one.items()}
 
 
-def default_run_name(task: str) -> str:
-    """Return a free run name, in the form of the command line's default."""
-    return f"{task}_{datetime.now():%Y-%m-%d_%H-%M-%S}"
-
-
 def initial_form(home: AppState) -> tuple[dict[str, str], dict[str, str]]:
     """Return the initial form: options by group, and fields for the application's arguments."""
     usual = default_options()
     chosen = {group: usual[group] for group in CONFIG_GROUPS}
-    fields = {}
-    if home.pool != "initial_experts":
-        fields["pool.folder"] = home.pool
-    if home.base in group_options("model"):
-        chosen["model"] = home.base or ""
-    elif home.base:
-        chosen["model"] = "local"
-        fields["model.path"] = home.base
+    fields = {} if home.pool == AppState.pool else {"pool.folder": home.pool}
+    if home.base:
+        named = home.base in group_options("model")
+        chosen["model"] = home.base if named else "local"
+        fields |= {} if named else {"model.path": home.base}
     if home.device and home.device.startswith("cuda"):
         fields["gpus"] = home.device.partition(":")[2] or "0"
     return chosen, fields
@@ -109,63 +100,48 @@ def build_arguments(
         UserError: A field or a line is invalid.
     """
     name = name.strip()
-    run = home.run_path(name)
-    if not re.fullmatch(r"[\w.+-]+", name):
+    if not re.fullmatch(r"(?!\.)[\w.+-]+", name):
         raise UserError(f"Name: {name!r:.80} may contain letters, digits and . _ + - only")
-    if run.exists():
+    if home.run_path(name).exists():
         raise UserError(
             f"Name: the run {name} already exists; open it to resume it, or choose another name"
         )
-    usual = default_options()
-    arguments = [f"--config-dir={home.config_dir}"] if home.config_dir else []
-    arguments += [
-        f"{group}={option}"
-        for group, option in chosen.items()
-        if option != usual.get(group) or group == "task"
-    ]
-    for key, typed in fields.items():
-        if not (text := typed.strip()):
+    usual = default_options() | {"task": ""}
+    found = [f"--config-dir={home.config_dir}"] if home.config_dir else []
+    found += [f"{group}={option}" for group, option in chosen.items() if option != usual[group]]
+    for key, text in ((key, typed.strip()) for key, typed in fields.items()):
+        if not text:
             continue
         if key == "gpus":
             if not re.fullmatch(r"\d+(\s*,\s*\d+)*", text):
                 raise UserError(f"GPUs: {text!r:.40} is not a list of numbers such as 0,1")
-            arguments.append(f"gpus=[{re.sub(' ', '', text)}]")
-        elif key in TEXT_FIELDS:
-            arguments.append(f"{key}={_quote_value(text)}")
-        elif not re.fullmatch(r"\d{1,12}", text):
-            raise UserError(f"{NUMBER_FIELDS[key]}: {text!r:.40} is not an integer")
-        else:
-            arguments.append(f"{key}={int(text)}")
-    return [*arguments, *_parse_lines(lines), f"name={name}"]
+            text = f"[{text.replace(' ', '')}]"
+        elif key in NUMBER_FIELDS:
+            if not re.fullmatch(r"\d{1,12}", text):
+                raise UserError(f"{NUMBER_FIELDS[key]}: {text!r:.40} is not an integer")
+            text = str(int(text))
+        elif not re.fullmatch(r"[\w./@:~+-]+", text):  # quoted for the command line's grammar
+            text = "'" + text.replace("'", r"\'") + "'"
+        found.append(f"{key}={text}")
+    return [*found, *_parse_lines(lines), f"name={name}"]
 
 
-def _quote_value(text: str) -> str:
-    """Quote a value for the command line's grammar, unless it is a plain path."""
-    if re.fullmatch(r"[\w./@:~+-]+", text):
-        return text
-    escaped = text.replace("'", r"\'")
-    return f"'{escaped}'"
-
-
-def _parse_lines(lines: str) -> Sequence[str]:
-    """Parse the lines, skipping empty ones.
+def _parse_lines(lines: str) -> Iterator[str]:
+    """Yield the lines, without empty ones.
 
     Raises:
         UserError: A line is not key=value, or its key has a field.
     """
-    found = []
-    for number, line in enumerate(lines.split("\n"), 1):
-        if not (text := line.strip()):
+    for number, text in enumerate(map(str.strip, lines.split("\n")), 1):
+        if not text:
             continue
-        parts = OVERRIDE_LINE.fullmatch(text)
-        if not parts or (parts[3] is None and parts[1] != "~"):
+        if not (parts := OVERRIDE_LINE.fullmatch(text)):
             raise UserError(f"Further keys, line {number}: {text!r:.60} is not a key=value")
-        key = parts[2]
+        key = parts[1] or parts[2]
         if key in RESERVED_KEYS or key.startswith("hydra"):
             has = "has a field above" if key in (*CONFIG_GROUPS, "name") else "cannot be set here"
             raise UserError(f"Further keys, line {number}: {key} {has}")
-        found.append(text)
-    return found
+        yield text
 
 
 def register_page(home: AppState) -> None:
@@ -186,165 +162,112 @@ class SearchForm:
 
     def __init__(self, home: AppState) -> None:
         self._home = home
-        self._chosen: dict[str, ui.select] = {}
-        self._fields: dict[str, ui.input] = {}
         self._changed: float | None = None
         self._checking = False
         chosen, given = initial_form(home)
         columns = "w-full grid grid-cols-1 md:grid-cols-2 gap-x-6 gap-y-3"
         with ui.card().classes("w-full gap-4"):
             with ui.element("div").classes(columns):
-                for group, option in chosen.items():
-                    self._draw_group(group, option)
+                self._chosen = {
+                    one: self._draw_group(one, option) for one, option in chosen.items()
+                }
             with ui.element("div").classes(columns):
-                for key, label in TEXT_FIELDS.items():
-                    field = self._draw_field(key, label, given.get(key, ""))
-                    if key == "pool.folder":
-                        with field.add_slot("append"):
-                            ui.button("Inspect", on_click=self._inspect_pool).props(
-                                "flat dense no-caps"
-                            )
+                self._fields = {
+                    key: self._draw_field(label, given.get(key, ""))
+                    for key, label in TEXT_FIELDS.items()
+                }
+                with self._fields["pool.folder"].add_slot("append"):
+                    ui.button("Inspect", on_click=self._inspect_pool).props("flat dense")
             with ui.element("div").classes("w-full grid grid-cols-2 md:grid-cols-6 gap-3"):
                 for key, label in NUMBER_FIELDS.items():
-                    self._draw_field(key, label, "").props("inputmode=numeric")
-            self._name = ui.input(
-                "Name", value=default_run_name(chosen["task"]), on_change=self._refresh_command
-            )
-            self._name.props("dense outlined").classes("w-full")
+                    self._fields[key] = self._draw_field(label).props("inputmode=numeric")
+            self._name = self._draw_field("Name").classes("w-full")
             self._lines = ui.textarea(
                 "Further keys, one key=value per line", on_change=self._refresh_command
             )
-            self._lines.props("dense outlined autogrow input-class=font-mono").classes("w-full")
-        self._draw_command()
-        self._set_busy("")
-        self._refresh_command()
-        ui.timer(POLL_S, self._check_search)
-
-    def _draw_command(self) -> None:
+            self._lines.props("autogrow input-class=font-mono").classes("w-full")
         with ui.card().classes("w-full gap-2"):
             draw_heading("The command")
-            with ui.row().classes("w-full items-start no-wrap gap-2"):
-                self._command = ui.label("").classes("log grow min-w-0")
-                ui.button(icon="content_copy", on_click=self._copy_command).props(
-                    "flat dense aria-label='Copy the command'"
-                )
-            self._cost = ui.label("").classes("text").props("role=status data-cost")
-            self._error = ui.label("").classes("text text-negative").props("role=alert")
-            with ui.row().classes("w-full items-center gap-2"):
-                self._start = ui.button("Start", icon="play_arrow", on_click=self._start_search)
-                self._start.props("unelevated no-caps")
-                self._busy = ui.spinner(size="1.5rem")
-                self._doing = ui.label("").classes("quiet")
-            with ui.expansion("What it would do").classes("w-full").props("dense") as self._plan:
+            self._command = draw_command()
+            self._cost = ui.label("").props("role=status data-cost")
+            words = "Starting; everything is checked before anything is written."
+            self._start = JobButton("Start", self._start_search, lambda: words)
+            with ui.expansion("What it would do") as self._plan:
                 self._plan_text = ui.label("").classes("log").props("data-plan tabindex=0")
+        self._suggest_name()
+        ui.timer(REFRESH_S, self._check_search)
 
-    def _draw_field(self, key: str, label: str, value: str) -> ui.input:
+    def _draw_field(self, label: str, value: str = "") -> ui.input:
         field = ui.input(label, value=value, on_change=self._refresh_command)
-        field.props("dense outlined stack-label placeholder=default")
-        self._fields[key] = field
-        return field
+        return field.props("stack-label placeholder=default")
 
-    def _draw_group(self, group: str, option: str) -> None:
+    def _draw_group(self, group: str, option: str) -> ui.select:
         helps = group_options(group, self._home.config_dir)
+        label, search = group.capitalize(), len(helps) > 10
         with ui.column().classes("gap-0 min-w-0"):
-            field = ui.select(
-                list(helps), value=option, label=group.capitalize(), with_input=len(helps) > 10
-            )
-            field.props("dense outlined options-dense").classes("w-full")
-            help_label = ui.label(helps[field.value]).classes("quiet text text-sm q-mt-xs")
-        self._chosen[group] = field
+            field = ui.select(list(helps), value=option, label=label, with_input=search)
+            field.props("options-dense").classes("w-full")
+            described = ui.label().classes("quiet text-sm q-mt-xs")
+            described.bind_text_from(field, "value", lambda value: helps.get(value, ""))
+        change = self._suggest_name if group == "task" else self._refresh_command
+        return field.on_value_change(change)
 
-        def on_change() -> None:
-            help_label.set_text(helps.get(field.value, ""))
-            if group == "task" and field.value:
-                self._name.set_value(default_run_name(field.value))
-            self._refresh_command()
-
-        field.on_value_change(on_change)
+    def _suggest_name(self) -> None:
+        """Suggest a free name, in the form of the command line's default."""
+        if task := self._chosen["task"].value:
+            self._name.set_value(f"{task}_{datetime.now():%Y-%m-%d_%H-%M-%S}")
+        self._refresh_command()
 
     def _inspect_pool(self) -> None:
         folder = (self._fields["pool.folder"].value or "").strip() or self._home.pool
         ui.navigate.to(f"/pool?{urlencode({'folder': folder})}", new_tab=True)
 
-    def _build_arguments(self) -> list[str] | None:
-        """Return the arguments of the present form; `None`, with the error shown, if it has one."""
-        try:
-            found = build_arguments(
-                self._home,
-                self._name.value or "",
-                {group: field.value for group, field in self._chosen.items() if field.value},
-                {key: field.value or "" for key, field in self._fields.items()},
-                self._lines.value or "",
-            )
-        except UserError as error:
-            self._show_error(str(error))
-            return None
-        self._show_error("")
-        return found
+    def _build_arguments(self) -> list[str]:
+        return build_arguments(
+            self._home,
+            self._name.value or "",
+            {group: field.value for group, field in self._chosen.items() if field.value},
+            {key: field.value or "" for key, field in self._fields.items()},
+            self._lines.value or "",
+        )
 
     def _refresh_command(self) -> None:
         self._plan.set_visibility(False)
         self._cost.set_text("")
-        arguments = self._build_arguments()
-        self._changed = time.monotonic() if arguments else None
-        if arguments:
-            self._command.set_text(format_command(arguments))
+        error = ""
+        self._changed = None
+        try:
+            self._command.set_text(format_command(self._build_arguments()))
+            self._changed = time.monotonic()
+        except UserError as wrong:
+            error = str(wrong)
+        self._start.error.set_text(error)
 
     async def _check_search(self) -> None:
         """Show the plan and its cost, by a dry run, after the form has not changed for a while."""
         changed = self._changed
-        if changed is None or self._checking or self._busy.visible:
+        if changed is None or self._checking or self._start.is_running:
             return
-        if time.monotonic() - changed < CHECK_DELAY_S or not (arguments := self._build_arguments()):
+        if time.monotonic() - changed < CHECK_DELAY_S:
             return
         self._checking = True
         self._cost.set_text("Computing the cost …")
-        found = await run.io_bound(check_search, arguments, self._home.folder)
+        valid, told = await run_in_thread(check_search, self._build_arguments(), self._home.folder)
         self._checking = False
-        if found is None or self._changed != changed:  # the form changed meanwhile
+        if self._changed != changed:  # the form changed meanwhile
             return
         self._changed = None
-        valid, output = found
-        self._cost.set_text(output.split("\n")[0] if valid else "")
-        self._show_error("" if valid else output)
-        self._plan_text.set_text(output)
+        self._cost.set_text(told.split("\n")[0] if valid else "")
+        self._start.error.set_text("" if valid else told)
+        self._plan_text.set_text(told)
         self._plan.set_visibility(valid)
 
-    def _show_error(self, text: str) -> None:
-        self._error.set_text(text)
-        self._error.set_visibility(bool(text))
-
-    def _set_busy(self, doing: str) -> None:
-        """Show an activity and disable the button; an empty string enables it."""
-        self._doing.set_text(doing)
-        self._busy.set_visibility(bool(doing))
-        self._start.set_enabled(not doing)
-
     async def _start_search(self) -> None:
-        if (arguments := self._build_arguments()) is None:
-            return
+        arguments, launcher = self._build_arguments(), self._home.launcher
         path = self._home.run_path(self._name.value.strip())
-        self._set_busy("Starting; everything is checked before anything is written.")
-        try:
-            await run.io_bound(self._home.launcher.start_search, path, arguments, self._home.folder)
-            await self._wait_until_started(path)
-        except UserError as error:
-            self._set_busy("")
-            self._show_error(str(error))
-            return
-        ui.navigate.to(f"/runs/{quote(path.name, safe='')}")
-
-    async def _wait_until_started(self, path: Path) -> None:
-        """Wait until the search holds its folder or has ended.
-
-        Raises:
-            UserError: It ended with an error.
-        """
-        while running_info(path) is None and self._home.launcher.is_starting(path):
-            await asyncio.sleep(POLL_S)
-        if not self._home.launcher.is_starting(path) and (error := read_failure(output_path(path))):
+        await run_in_thread(launcher.start_search, path, arguments, self._home.folder)
+        while running_info(path) is None and launcher.is_starting(path):
+            await asyncio.sleep(REFRESH_S)
+        if not launcher.is_starting(path) and (error := read_failure(output_path(path))):
             raise UserError(error)
-
-    def _copy_command(self) -> None:
-        ui.clipboard.write(self._command.text)
-        ui.notify("Copied.")
+        ui.navigate.to(f"/runs/{quote(path.name, safe='')}")

@@ -169,7 +169,7 @@ def test_numbers_of_a_signal_are_said_to_be_such(finished: bool, tmp_path: Path)
     write_state(folder, state)
     found = build_report(folder)
     progress = run_folders.section(found, "progress")
-    assert "the signal (both) that the search maximized" in progress.explanation
+    assert "the signal (both) that the search maximized" in str(progress.blocks)
     charts = [one for one in progress.blocks if isinstance(one, Chart)]
     assert len(charts) == 2
     for chart in charts:

@@ -87,15 +87,16 @@ def test_a_page_has_the_charts_that_apply(folder: Path, tmp_path: Path) -> None:
     found = load_run_series(folder)
     assert set(found.charts) == {"particles", "coefficients", "domains", "modules"}
     assert json.loads(json.dumps(found.charts, allow_nan=False)) == found.charts
-    assert found.changes and [title.split(":")[0] for title, _ in found.changed] == ["Won", "Lost"]
+    sentences, changed = load_changed_items(folder, found.baselines[0])
+    assert sentences and [title.split(":")[0] for title, _ in changed] == ["Won", "Lost"]
     run, table = RunFolder(folder), found.positions
-    assert table is not None and table.rows.shape == (run.utilities.size, 4 + 14)
-    best = table.sorted_rows()[0]
+    assert table.rows.shape == (run.utilities.size, 4 + 14)
+    best = max(table.rows, key=lambda row: row[2])
     assert best[2] == run.utilities.max() and best[3] == 30
     assert best[4:].tolist() == run.means[int(best[0]), int(best[1])].tolist()
     details = load_position(folder, (1, 2))
     assert len(details.answers) == 30 and details.coefficients.header == ["expert", "low", "high"]
-    header, *rows = csv.reader(positions_csv(run).splitlines())
+    header, *rows = csv.reader(positions_csv(folder).splitlines())
     assert header[4 + 14] == f"low: {run.experts[0]}" and len(rows) == run.utilities.size
     assert [float(cell) for cell in rows[-1][18:]] == run.positions[-1, -1].tolist()
     other = next(name for name in found.baselines[1:])

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from swarm._util.cli import one_line_errors, run_program
 from swarm._util.files import conf_folder
@@ -33,17 +31,14 @@ def parse_arguments(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """
     sources = [word for word in words if "=" not in word]
     if len(sources) != 1:
-        raise UserError(
-            "give one run folder, e.g. search/first, and keys as key=value; see --help", 2
-        )
+        raise UserError("give one run folder and keys as key=value; see --help", 2)
     keys: dict[str, Any] = {}
     for word in words:
-        key, equals, _ = word.partition("=")
-        if equals:
-            try:
-                keys[key] = OmegaConf.from_dotlist([word])[key]
-            except (OmegaConfBaseException, yaml.YAMLError):
-                raise UserError(f"{word}: the value cannot be parsed", 2) from None
+        key, equals, value = word.partition("=")
+        try:
+            keys |= {key: yaml.safe_load(value)} if equals else {}
+        except yaml.YAMLError:
+            raise UserError(f"{word}: the value cannot be parsed", 2) from None
     return sources[0], keys
 
 

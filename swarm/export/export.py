@@ -2,7 +2,6 @@
 
 import shlex
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,15 +9,11 @@ from typing import Any, Literal
 
 from swarm._util.files import as_path, parse_json
 from swarm._util.settings import Count, Text, checked
-from swarm.engine.base_model import (
-    SAFE_FILES,
-    BaseModel,
-    quiet_transformers,
-    wrap_load_errors,
-)
+from swarm.engine.base_model import SAFE_FILES, BaseModel, quiet_transformers, wrap_load_errors
 from swarm.errors import UserError
-from swarm.export import gguf_writer, source
-from swarm.export.model_card import ModelCard
+from swarm.export import gguf_writer
+from swarm.export.model_card import render_card
+from swarm.export.source import read_source
 from swarm.pool.adapter import (
     CONFIG_FILE,
     ROUTER_FILE,
@@ -30,6 +25,11 @@ from swarm.pool.adapter import (
     write_folder_atomic,
 )
 
+MAX_SHARD_SIZE = "5GB"
+"""Maximum size of one file of weights."""
+
+WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
+
 
 def check_repository(repository: str) -> None:
     """Check that a repository can be pushed to, without network access.
@@ -40,17 +40,19 @@ def check_repository(repository: str) -> None:
     from huggingface_hub import constants, get_token
     from huggingface_hub.utils import HFValidationError, validate_repo_id
 
+    reason = ""
     try:
         validate_repo_id(repository)
-        owner, _, name = repository.partition("/")
     except HFValidationError:
-        owner = name = ""
-    if not (owner and name):
-        raise UserError(f"push_to_hub={repository}: must be user/name")
-    if constants.HF_HUB_OFFLINE:
-        raise UserError(f"push_to_hub={repository}: the hub is disabled (HF_HUB_OFFLINE)")
-    if get_token() is None:
-        raise UserError(f"push_to_hub={repository}: log in first, with `hf auth login` or HF_TOKEN")
+        reason = "must be user/name"
+    if "/" not in repository:
+        reason = "must be user/name"
+    elif constants.HF_HUB_OFFLINE:
+        reason = "the hub is disabled (HF_HUB_OFFLINE)"
+    elif get_token() is None:
+        reason = "log in first, with `hf auth login` or HF_TOKEN"
+    if reason:
+        raise UserError(f"push_to_hub={repository}: {reason}")
 
 
 def push_folder(folder: Path, repository: str, private: bool) -> str:
@@ -70,40 +72,26 @@ def push_folder(folder: Path, repository: str, private: bool) -> str:
         return str(address)
 
 
-MAX_SHARD_SIZE = "5GB"
-"""Maximum size of one file of weights."""
+def merge_adapter(base: BaseModel, adapter: Adapter, dtype: str) -> Any:
+    """Return the base with W + s B A at each adapted module, on the CPU.
 
-WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
-
-
-def write_merged(base: BaseModel, adapter: Adapter, dtype: str, folder: Path) -> None:
-    """Write W + s B A at each adapted module, summed in float32 and rounded once to `dtype`.
-
-    Loads the base once, in float32: 4 bytes of main memory per weight. Tokenizer files are copied.
+    Loads the base in float32, 4 bytes of main memory per weight; the sum is rounded once to
+    `dtype`.
 
     Raises:
         UserError: The base does not exist, or the adapter does not fit it.
     """
-    base = _local_base(base)
-    copy_model(Path(str(base.path)), folder, weights=False, code=base.trust_remote_code)
-    model = merge_adapter(base, adapter, dtype)
-    with quiet_transformers(), wrap_load_errors(f"{folder.name}: the model cannot be written"):
-        model.save_pretrained(folder, max_shard_size=MAX_SHARD_SIZE)
-
-
-def _local_base(base: BaseModel) -> BaseModel:
-    """Return the base in its local folder, float32."""
-    nothing: dict[str, Any] = dict.fromkeys(("name", "wheel", "wheel_sha256", "wheel_file"))
-    return replace(base, path=base.resolve(), dtype="float32", **nothing)
-
-
-def merge_adapter(base: BaseModel, adapter: Adapter, dtype: str) -> Any:
-    """Return the base with the adapter added, of type `dtype`, on the CPU."""
     import torch
 
     model, _ = base.load("cpu")
-    for name in adapter.shapes:
-        layer = _find_layer(model, name, adapter)
+    layers = dict(model.named_modules())
+    for name, (inputs, outputs, _) in adapter.shapes.items():
+        layer = layers.get(name)
+        if not isinstance(layer, torch.nn.Linear) or layer.weight.shape != (outputs, inputs):
+            raise UserError(
+                f"{adapter.folder}: it adapts {name}, {inputs} to {outputs}, which is not a linear "
+                "layer of this base; set the base it was trained on by base="
+            )
         first, second = adapter.load_factors(name)
         change = second.float() @ first.float()
         # A new parameter: a weight tied to the embedding must not change there.
@@ -113,25 +101,11 @@ def merge_adapter(base: BaseModel, adapter: Adapter, dtype: str) -> Any:
     return model.to(getattr(torch, dtype))
 
 
-def _find_layer(model: Any, name: str, adapter: Adapter) -> Any:
-    inputs, outputs, _ = adapter.shapes[name]
-    try:
-        layer = model.get_submodule(name)
-        if tuple(layer.weight.shape) == (outputs, inputs):
-            return layer
-    except AttributeError:
-        pass
-    raise UserError(
-        f"{adapter.folder}: it adapts {name}, {inputs} to {outputs}, which is not a linear "
-        "layer of this base; set the base it was trained on by base="
-    )
-
-
 def copy_model(source: Path, folder: Path, weights: bool = True, code: bool = False) -> None:
     """Copy a model's files: configuration and tokenizer, optionally weights and code."""
     kinds = [*SAFE_FILES, *(["*.py"] if code else []), "LICENSE*", "NOTICE*"]
     left_out = set() if weights else {path for kind in WEIGHT_FILES for path in source.glob(kind)}
-    for path in sorted({path for kind in kinds for path in source.glob(kind)} - left_out):
+    for path in {path for kind in kinds for path in source.glob(kind)} - left_out:
         if path.is_file() and path.name != "swarm.json":
             shutil.copyfile(path, folder / path.name)
 
@@ -164,15 +138,13 @@ class Export:
     route: Text | None = None
 
     def __post_init__(self) -> None:
-        for key, value, wanted in (
-            ("dtype", self.dtype, "merged"),
-            ("quantize", self.quantize, "gguf"),
-        ):
-            if value is not None and self.format != wanted:
-                raise UserError(f"{key}={value}: only with format={wanted}")
+        if self.dtype and self.format != "merged":
+            raise UserError(f"dtype={self.dtype}: only with format=merged")
+        if self.quantize and self.format != "gguf":
+            raise UserError(f"quantize={self.quantize}: only with format=gguf")
         self.folder, self.merged = as_path(self.to), self.format in ("merged", "gguf")
-        found = source.read_source(self.given, self.particle, self.point, self.baseline)
-        self.source = found.choose_route(self.route)
+        source = read_source(self.given, self.particle, self.point, self.baseline)
+        self.source = source.choose_route(self.route)
         if self.source.routes and self.format != "peft":
             raise UserError(
                 f"format={self.format}: {self.source.folder} has an adapter for each of "
@@ -184,11 +156,10 @@ class Export:
                 f"{self.source.folder} is a full model: export it with format=merged, which "
                 "copies it, or format=gguf, and without dtype"
             )
-        self._stored: str | None = self.dtype or "bfloat16"
-        if self.source.is_full_model:
-            self._stored = None
-        if self.format == "gguf":
-            self._stored = self.quantize or "float16"
+        self.gguf_file: str | None = None
+        if self.format.startswith("gguf"):
+            kind = (self.quantize or "F16").upper() if self.merged else "lora-F32"
+            self.gguf_file = f"{self.folder.resolve().name}-{kind}.gguf"
 
     def write(self) -> list[str]:
         """Write the folder and push it to the hub if requested; return lines for the user.
@@ -205,42 +176,28 @@ class Export:
             check_repository(self.push_to_hub)
         if self.gguf_file:
             self._check_gguf()
-        fill = self._file_writer()
-        card = self._build_card().render()
+        card = self.render_card()
 
         def write_files(folder: Path) -> None:
-            fill(folder)
+            if self.gguf_file:
+                self._write_gguf(folder)
+            elif self.merged:
+                self._write_merged(folder)
+            else:
+                self._copy_adapters(folder)
             (folder / "README.md").write_text(card, encoding="utf-8")
 
-        about = {"of": self.source.name, "as": self.format}
-        note = {**self.source.note, "exported": about}
-        write_folder_atomic(
-            self.folder, write_files, note, "model" if self.merged else "adapter", is_export
-        )
-        lines = [
-            f"wrote {self.to}: {format_size(self.folder)}",
-            self._serve_command(str(self.folder)),
-        ]
-        if self.source.unfinished_note:
-            lines.insert(1, self.source.unfinished_note)
+        note = {**self.source.note, "exported": {"of": self.source.name, "as": self.format}}
+        kind = "model" if self.merged else "adapter"
+        write_folder_atomic(self.folder, write_files, note, kind, is_export)
+        size = sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+        lines = [f"wrote {self.to}: {size / 1e6:.3g} MB"]
         if self.push_to_hub:
-            lines.insert(
-                1,
-                "uploaded to the hub: " + push_folder(self.folder, self.push_to_hub, self.private),
-            )
-        return lines
-
-    def _file_writer(self) -> Callable[[Path], None]:
-        """Return a function that writes the files into a folder."""
-        if self.gguf_file:
-            return self._write_gguf
-        if self.source.is_full_model:
-            return lambda folder: copy_model(self.source.folder, folder)
-        if self.merged:
-            base, adapter = self._base_model, read_adapter(self.source.folder)
-            return lambda folder: write_merged(base, adapter, self._stored or "", folder)
-
-        return self._copy_adapters
+            address = push_folder(self.folder, self.push_to_hub, self.private)
+            lines.append(f"uploaded to the hub: {address}")
+        if self.source.unfinished:
+            lines.append(self.source.unfinished)
+        return [*lines, self._serve_command(str(self.folder))]
 
     def _copy_adapters(self, folder: Path) -> None:
         if self.source.routes:
@@ -251,43 +208,42 @@ class Export:
             for name in (CONFIG_FILE, WEIGHTS_FILE):
                 shutil.copyfile(adapter / name, target / name)
 
-    @cached_property
-    def _base_model(self) -> BaseModel:
+    def _write_merged(self, folder: Path) -> None:
         if self.source.is_full_model:
-            return BaseModel(str(self.source.folder))
-        return self.source.load_base(self.base)
+            return copy_model(self.source.folder, folder)
+        base = self._local_base
+        copy_model(Path(str(base.path)), folder, weights=False, code=base.trust_remote_code)
+        model = merge_adapter(base, read_adapter(self.source.folder), self.dtype or "bfloat16")
+        with quiet_transformers(), wrap_load_errors(f"{self.to}: the model cannot be written"):
+            model.save_pretrained(folder, max_shard_size=MAX_SHARD_SIZE)
 
-    @property
-    def gguf_file(self) -> str | None:
-        """Name of the GGUF file; `None` for another format."""
-        if not self.format.startswith("gguf"):
-            return None
-        kind = (self.quantize or "F16").upper() if self.merged else "lora-F32"
-        return f"{self.folder.resolve().name}-{kind}.gguf"
+    @cached_property
+    def _local_base(self) -> BaseModel:
+        """The base in its local folder, float32."""
+        base = self.source.load_base(self.base)
+        if self.source.is_full_model:
+            base = BaseModel(str(self.source.folder))
+        nothing: dict[str, Any] = dict.fromkeys(("name", "wheel", "wheel_sha256", "wheel_file"))
+        return replace(base, path=base.resolve(), dtype="float32", **nothing)
+
+    @cached_property
+    def _base_config(self) -> dict[str, Any]:
+        path = Path(str(self._local_base.path)) / "config.json"
+        found: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
+        return found
 
     def _check_gguf(self) -> None:
-        """Check the base before anything is loaded.
-
-        Raises:
-            UserError: Its architecture or its tokenizer has no GGUF equivalent here.
-        """
-        base = self._base_model
+        """Check that architecture and tokenizer can be written, before anything is loaded."""
+        base = self._local_base
         gguf_writer.check_architecture(self._base_config, str(base.path))
         if self.merged:
-            tokenizer = base.load_tokenizer(base.resolve())
+            tokenizer = base.load_tokenizer(str(base.path))
             rules = parse_json(tokenizer.backend_tokenizer.to_str())
             gguf_writer.find_pre_tokenizer(rules, str(base.path))
 
-    @property
-    def _base_config(self) -> dict[str, Any]:
-        found: dict[str, Any] = parse_json(
-            (Path(self._base_model.resolve()) / "config.json").read_text(encoding="utf-8")
-        )
-        return found
-
     def _write_gguf(self, folder: Path) -> None:
         """Write the GGUF file and a Modelfile."""
-        base, name = _local_base(self._base_model), self.folder.resolve().name
+        base, name = self._local_base, self.folder.resolve().name
         tokenizer, file = base.load_tokenizer(str(base.path)), str(self.gguf_file)
         if not self.merged:
             adapter = read_adapter(self.source.folder)
@@ -301,57 +257,44 @@ class Export:
         text = gguf_writer.build_modelfile(file, tokenizer, not self.merged)
         (folder / "Modelfile").write_text(text, encoding="utf-8")
 
-    def _build_card(self) -> ModelCard:
-        title = self.push_to_hub or self.folder.resolve().name
-        # The title is the name elsewhere; the command has the folder.
-        return ModelCard(
-            self.source,
-            self.merged,
-            self._stored,
-            title,
-            self._serve_command(title),
-            self._command(),
-            self.gguf_file,
-        )
-
-    def _command(self) -> str:
-        """Return the command of this export, with the keys that are set."""
+    def render_card(self) -> str:
+        """Return the model card."""
+        dtype: str | None = self.dtype or "bfloat16"
+        if self.source.is_full_model:
+            dtype = None
+        if self.format == "gguf":
+            dtype = self.quantize or "float16"
         words = ["python", "-m", "swarm.export", f"search/{as_path(self.given).name}"]
         words.append(f"to={self.folder.name}")
         for key in ("format", "particle", "point", "baseline", "route", "dtype", "quantize"):
             value = getattr(self, key)
             words += [f"{key}={value}"] if value not in (None, "peft") else []
-        return shlex.join(words)
+        # The title is the name elsewhere; the command has the folder.
+        title = self.push_to_hub or self.folder.resolve().name
+        serve, command = self._serve_command(title), shlex.join(words)
+        return render_card(self.source, title, serve, command, self.merged, dtype, self.gguf_file)
 
     def _serve_command(self, name: str) -> str:
         """Return the command that serves the export under this path or name."""
+        label = Path(name).name
         if self.format == "gguf":
-            return f"ollama create {Path(name).name} -f {name}/Modelfile"
+            return f"ollama create {label} -f {name}/Modelfile"
         if self.format == "gguf_lora":
             return f"llama-cli -m BASE.gguf --lora {name}/{self.gguf_file}"
         if self.merged:
             return f"vllm serve {name}"
-        # vLLM accepts only certain values of --max-lora-rank.
-        rank = max(self.source.ranks())
-        max_rank = next((size for size in VLLM_RANKS if size >= rank), None)
-        if max_rank is None:
-            return (
-                f"(vLLM serves adapters up to rank {VLLM_RANKS[-1]}, not {rank}: export it merged)"
-            )
-        label = Path(name).name
+        rank = self.source.max_rank()
+        allowed = next((size for size in VLLM_RANKS if size >= rank), None)
+        if allowed is None:
+            most = VLLM_RANKS[-1]
+            return f"(vLLM serves adapters up to rank {most}, not {rank}: export it merged)"
         modules = " ".join(f"{one}={name}/{one}" for one in self.source.routes)
         return (
             f"vllm serve {self.source.base_name or 'BASE'} --enable-lora "
-            f"--max-lora-rank {max_rank} --lora-modules {modules or f'{label}={name}'}"
+            f"--max-lora-rank {allowed} --lora-modules {modules or f'{label}={name}'}"
         )
 
 
 def is_export(note: dict[str, Any]) -> bool:
     """Return whether a folder with this swarm.json was written by an export."""
     return "exported" in note
-
-
-def format_size(folder: Path) -> str:
-    """Return the total size of the files."""
-    total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    return f"{total / 1e6:.3g} MB"

@@ -55,27 +55,23 @@ def check_architecture(config: Mapping[str, Any], given: str) -> None:
     Raises:
         UserError: It cannot.
     """
-    kind = config.get("model_type")
-    reason = f"its architecture is {kind}" if kind != "llama" else ""
-    for key in ("attention_bias", "mlp_bias"):
-        if config.get(key):
-            reason = reason or f"{key} is set"
-    if config.get("hidden_act", "silu") != "silu":
-        reason = reason or f"hidden_act is {config['hidden_act']}"
-    kind = _rope_settings(config).get("rope_type", "default")
-    if kind not in ("default", "linear", "llama3"):
-        reason = reason or f"rope_type is {kind}"
-    if reason:
-        raise UserError(f"format=gguf: {given}: {reason}; supported: {SUPPORTED}")
+    facts: dict[str, tuple[Any, list[Any]]] = {
+        "architecture": (config.get("model_type"), ["llama"]),
+        "attention_bias": (config.get("attention_bias"), [None, False]),
+        "mlp_bias": (config.get("mlp_bias"), [None, False]),
+        "hidden_act": (config.get("hidden_act", "silu"), ["silu"]),
+        "rope_type": (_rope_settings(config)["rope_type"], ["default", "linear", "llama3"]),
+    }
+    for name, (value, allowed) in facts.items():
+        if value not in allowed:
+            raise UserError(f"format=gguf: {given}: its {name} is {value}; supported: {SUPPORTED}")
 
 
 def _rope_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return rope_type, rope_theta and the scaling, from either form of config.json."""
-    found = {"rope_theta": config.get("rope_theta", 10000.0)}
-    found |= config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if "type" in found:
-        found.setdefault("rope_type", found.pop("type"))
-    return found
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    found = {"rope_theta": config.get("rope_theta", 10000.0)} | given
+    return {"rope_type": given.get("type", "default")} | found
 
 
 def find_pre_tokenizer(tokenizer: Mapping[str, Any], given: str) -> str:
@@ -86,19 +82,16 @@ def find_pre_tokenizer(tokenizer: Mapping[str, Any], given: str) -> str:
     """
     model, rules = tokenizer.get("model") or {}, tokenizer.get("pre_tokenizer") or {}
     steps = rules.get("pretokenizers", [rules])
-    kinds = [step.get("type") for step in steps]
-    last = steps[-1]
+    kinds, first, last = [step.get("type") for step in steps], steps[0], steps[-1]
     plain = model.get("type") == "BPE" and not model.get("byte_fallback")
-    plain = plain and not tokenizer.get("normalizer") and kinds[-1:] == ["ByteLevel"]
-    if plain and not last.get("add_prefix_space"):
-        uses_regex = last.get("use_regex", True)
-        if kinds == ["ByteLevel"] and uses_regex:
-            return "gpt-2"
-        if kinds == ["Digits", "ByteLevel"] and uses_regex and steps[0].get("individual_digits"):
-            return "smollm"
-        pattern = (steps[0].get("pattern") or {}).get("Regex")
-        if kinds == ["Split", "ByteLevel"] and not uses_regex and pattern == LLAMA3_PATTERN:
-            return "llama-bpe"
+    if plain and not tokenizer.get("normalizer") and not last.get("add_prefix_space"):
+        match kinds, last.get("use_regex", True):
+            case ["ByteLevel"], True:
+                return "gpt-2"
+            case ["Digits", "ByteLevel"], True if first.get("individual_digits"):
+                return "smollm"
+            case ["Split", "ByteLevel"], False if first["pattern"].get("Regex") == LLAMA3_PATTERN:
+                return "llama-bpe"
     raise UserError(
         f"format=gguf: {given}: its tokenizer ({model.get('type')}, split by "
         f"{' and '.join(map(str, kinds))}) is not one of gpt-2, smollm and llama-bpe; "
@@ -141,13 +134,11 @@ def write_gguf(
 
     config = model.config.to_dict()
     check_architecture(config, name)
-    kinds = gguf.LlamaFileType
-    file_type = {None: kinds.MOSTLY_F16, "q8_0": kinds.MOSTLY_Q8_0, "q4_0": kinds.MOSTLY_Q4_0}
     # Tensors are spooled to a temporary file, so that memory holds the model once.
     writer = gguf.GGUFWriter(path, "llama", use_temp_file=True)
     writer.add_type(gguf.GGUFType.MODEL)
     writer.add_name(name)
-    writer.add_file_type(file_type[quantize])
+    writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{(quantize or 'f16').upper()}"])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     _add_shape(writer, config)
     _add_tokenizer(writer, tokenizer, config["vocab_size"], model.generation_config, name)
@@ -160,7 +151,7 @@ def _add_shape(writer: Any, config: Mapping[str, Any]) -> None:
     import gguf
 
     heads, rope = int(config["num_attention_heads"]), _rope_settings(config)
-    head_size = config.get("head_dim") or config["hidden_size"] // heads
+    head_size = _head_size(config)
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
@@ -173,9 +164,14 @@ def _add_shape(writer: Any, config: Mapping[str, Any]) -> None:
     writer.add_rope_freq_base(rope["rope_theta"])
     writer.add_rope_dimension_count(head_size)
     writer.add_vocab_size(config["vocab_size"])
-    if rope.get("rope_type") == "linear":
+    if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
+
+
+def _head_size(config: Mapping[str, Any]) -> int:
+    found: int = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    return found
 
 
 def _list_tensors(
@@ -215,11 +211,11 @@ def _llama3_factors(config: Mapping[str, Any]) -> list[float]:
     limit are divided by the factor, and those between are interpolated (rope_type=llama3).
     """
     rope = _rope_settings(config)
-    if rope.get("rope_type") != "llama3":
+    if rope["rope_type"] != "llama3":
         return []
     import numpy as np
 
-    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    size = _head_size(config)
     wavelengths = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, size, 2) / size)
     turns = rope["original_max_position_embeddings"] / wavelengths
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
@@ -245,33 +241,32 @@ def _add_tokenizer(
             )
         tokens[number], kinds[number] = token, gguf.TokenType.NORMAL
         if token in added:
-            special = added[token]["special"]
-            kinds[number] = gguf.TokenType.CONTROL if special else gguf.TokenType.USER_DEFINED
+            name = "CONTROL" if added[token]["special"] else "USER_DEFINED"
+            kinds[number] = gguf.TokenType[name]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
     writer.add_token_types(kinds)
     merges = rules["model"]["merges"]
     writer.add_token_merges([one if isinstance(one, str) else " ".join(one) for one in merges])
-    ids = {"bos": writer.add_bos_token_id, "eos": writer.add_eos_token_id}
-    ids |= {"unk": writer.add_unk_token_id, "pad": writer.add_pad_token_id}
-    for kind, add in ids.items():
-        if (number := getattr(tokenizer, f"{kind}_token_id")) is not None:
+    for number, add in (
+        (tokenizer.bos_token_id, writer.add_bos_token_id),
+        (tokenizer.eos_token_id, writer.add_eos_token_id),
+        (tokenizer.unk_token_id, writer.add_unk_token_id),
+        (tokenizer.pad_token_id, writer.add_pad_token_id),
+    ):
+        if number is not None:
             add(number)
-    ends = [one for one in _list_ends(generation) if one != tokenizer.eos_token_id]
-    if ends:
-        writer.add_eot_token_id(ends[0])
+    ends = generation.eos_token_id if generation else None
+    for end in ends if isinstance(ends, list) else [ends]:
+        if end not in (None, tokenizer.eos_token_id):  # the first other token that ends a text
+            writer.add_eot_token_id(end)
+            break
     first = tokenizer("a").input_ids[:1]
     writer.add_add_bos_token(first == [tokenizer.bos_token_id])
     writer.add_add_space_prefix(False)
     if isinstance(tokenizer.chat_template, str):
         writer.add_chat_template(tokenizer.chat_template)
-
-
-def _list_ends(generation: Any) -> list[int]:
-    """Return the tokens that end a text, of a generation configuration."""
-    found = getattr(generation, "eos_token_id", None)
-    return [] if found is None else list(found) if isinstance(found, list) else [found]
 
 
 def write_lora_gguf(adapter: Adapter, config: Mapping[str, Any], path: Path, name: str) -> None:

@@ -202,7 +202,9 @@ def changed_items_blocks(models: PairedComparison, baseline: str = "") -> list[B
         titles = ("Won: wrong before, right now", "Lost: right before, wrong now")
     names = (models.expert if initial else baseline, "best found")
     for title, some in zip(titles, (won, lost), strict=True):
-        shown = [_build_item(pair[0], pair[1], questions) for pair in some[: round(share * len(some))]]
+        shown = [
+            _build_item(pair[0], pair[1], questions) for pair in some[: round(share * len(some))]
+        ]
         blocks.append(ChangedItems(f"{title} ({len(some)})", len(some), names, shown))
     return blocks
 

@@ -6,7 +6,11 @@ import logging
 import secrets
 import webbrowser
 from typing import Any
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import urlencode
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import HTTPConnection
+from starlette.responses import PlainTextResponse, RedirectResponse
 
 from swarm._util.threads import start_thread
 from swarm.serve.api_errors import LOCAL_HOST_PATTERN
@@ -42,8 +46,8 @@ TOKEN = "token"
 """Query parameter that carries the token."""
 
 NO_TOKEN = (
-    b"a token is needed: open the address that python -m swarm.ui printed when it started, or send "
-    b"Authorization: Bearer TOKEN\n"
+    "a token is needed: open the address that python -m swarm.ui printed when it started, or send "
+    "Authorization: Bearer TOKEN\n"
 )
 
 log = logging.getLogger(__name__)
@@ -69,23 +73,37 @@ class HostGuard:
         """Forward the request to the application, or refuse it."""
         if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
-        if not is_allowed(scope):
-            return await _refuse(scope, send, b"not from here\n")
-        if self._token is None or self._has_cookie(scope) or self._is_bearer(scope):
+        request, plain_get = HTTPConnection(scope), scope.get("method") in ("GET", "HEAD")
+        host, _, port = request.headers.get("host", "").rpartition(":")
+        # With the port, as browsers share a host's cookies between ports.
+        cookie = f"model_swarms_{port}" if host and port.isdigit() else "model_swarms"
+        kind, _, bearer = request.headers.get("authorization", "").partition(" ")
+        given = {request.cookies.get(cookie, "")}
+        given |= {bearer.strip()} if kind.lower() in ("bearer", "token") else set()
+        if not is_allowed(request):
+            answer: Any = PlainTextResponse("not from here\n", 403)
+        elif self._token is None or any(map(self._is_token, given)):
             return await self._forward(scope, receive, send)
-        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        if not self._is_token(dict(query).get(TOKEN, "")):
-            return await _refuse(scope, send, NO_TOKEN)
-        if scope["type"] == "websocket" or scope["method"] not in ("GET", "HEAD"):
+        elif not self._is_token(request.query_params.get(TOKEN, "")):
+            answer = PlainTextResponse(NO_TOKEN, 403)
+        elif not plain_get:
             return await self._forward(scope, receive, send)
-        # Set the cookie, and redirect to the URL without the token to keep it out of histories.
-        path = scope.get("raw_path", scope["path"].encode()).decode("latin-1")
-        rest = urlencode([pair for pair in query if pair[0] != TOKEN])
-        # A single slash: two would start a URL relative to the scheme, on another host.
-        location = "/" + path.lstrip("/") + (f"?{rest}" if rest else "")
-        cookie = f"{_cookie_name(scope)}={self._token}; HttpOnly; SameSite=Strict; Path=/"
-        headers = {"location": location, "set-cookie": cookie, "cache-control": "no-store"}
-        await _respond(send, 303, SECURITY_HEADERS | headers)
+        else:
+            # Redirect to the URL without the token, to keep it out of histories. A single slash:
+            # two would start a URL relative to the scheme, on another host.
+            path = "/" + scope.get("raw_path", scope["path"].encode()).decode("latin-1").lstrip("/")
+            query = [pair for pair in request.query_params.multi_items() if pair[0] != TOKEN]
+            headers = SECURITY_HEADERS | {"cache-control": "no-store"}
+            url = path + f"?{urlencode(query)}" * bool(query)
+            answer = RedirectResponse(url, 303, headers)
+            answer.set_cookie(cookie, self._token, httponly=True, samesite="strict")
+        if scope["type"] == "websocket":
+            return await send({"type": "websocket.close", "code": 1008})
+        await answer(scope, receive, send)
+
+    def _is_token(self, token: str) -> bool:
+        # Constant time, so that response times do not reveal the token.
+        return hmac.compare_digest(token.encode(), str(self._token).encode())
 
     async def _forward(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         """Forward the request; a client that leaves before the response is not an error."""
@@ -98,11 +116,10 @@ class HostGuard:
             return message
 
         async def send_with_headers(message: dict[str, Any]) -> None:
-            """Add the security headers that a response does not set itself."""
             if message["type"] == "http.response.start":
-                own = {name.lower().decode(): value for name, value in message["headers"]}
-                more = {name: value for name, value in SECURITY_HEADERS.items() if name not in own}
-                message["headers"] = [*message["headers"], *_encode(more)]
+                headers = MutableHeaders(scope=message)
+                for name, value in SECURITY_HEADERS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
         try:
@@ -114,55 +131,12 @@ class HostGuard:
                 raise
             log.info("%s: left before the response", scope["path"], exc_info=error)
 
-    def _is_token(self, token: str) -> bool:
-        # Constant time, so that response times do not reveal the token.
-        return hmac.compare_digest(token.encode(), str(self._token).encode())
 
-    def _is_bearer(self, scope: dict[str, Any]) -> bool:
-        kind, _, token = _header(scope, b"authorization").partition(" ")
-        return kind.lower() in ("bearer", "token") and self._is_token(token.strip())
-
-    def _has_cookie(self, scope: dict[str, Any]) -> bool:
-        name = _cookie_name(scope)
-        pairs = (one.strip().partition("=") for one in _header(scope, b"cookie").split(";"))
-        return any(key == name and self._is_token(value) for key, _, value in pairs)
-
-
-def is_allowed(scope: dict[str, Any]) -> bool:
+def is_allowed(request: HTTPConnection) -> bool:
     """Return whether a request addresses this machine and does not originate from another site."""
-    host = _header(scope, b"host")
-    origins = [value.decode("latin-1") for key, value in scope["headers"] if key == b"origin"]
-    own_origin = f"http://{host}".lower()
-    return bool(LOCAL_HOST_PATTERN.fullmatch(host)) and all(
-        origin.lower() == own_origin for origin in origins
-    )
-
-
-def _header(scope: dict[str, Any], name: bytes) -> str:
-    """Return the values of a header, joined in the format of cookies."""
-    return "; ".join(value.decode("latin-1") for key, value in scope["headers"] if key == name)
-
-
-def _cookie_name(scope: dict[str, Any]) -> str:
-    """Return the cookie's name with the port, as browsers share a host's cookies between ports."""
-    _, _, port = _header(scope, b"host").rpartition(":")
-    return f"model_swarms_{port}" if port.isdigit() else "model_swarms"
-
-
-async def _refuse(scope: dict[str, Any], send: Any, reason: bytes) -> None:
-    if scope["type"] == "websocket":
-        return await send({"type": "websocket.close", "code": 1008})
-    await _respond(send, 403, {"content-type": "text/plain; charset=utf-8"}, reason)
-
-
-async def _respond(send: Any, status: int, headers: dict[str, str], body: bytes = b"") -> None:
-    start = {"type": "http.response.start", "status": status, "headers": _encode(headers)}
-    await send(start)
-    await send({"type": "http.response.body", "body": body})
-
-
-def _encode(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
-    return [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    host = request.headers.get("host", "")
+    origins = {origin.lower() for origin in request.headers.getlist("origin")}
+    return bool(LOCAL_HOST_PATTERN.fullmatch(host)) and origins <= {f"http://{host}".lower()}
 
 
 def build_application(home: AppState, token: str | None = None) -> HostGuard:

@@ -28,6 +28,7 @@ from swarm.moa.turns import (
 )
 from swarm.models.base import PROMPT_FORMS, Delta, Model, Request, with_prompt_form
 from swarm.multi_agent.collaboration import Collaboration
+from swarm.multi_agent.consortium.consortium import format_event
 from swarm.multi_agent.consortium.results import Iteration
 from swarm.multi_agent.scheduler import sum_usage
 from swarm.multi_agent.types import AgentAnswer, AnswerDelta, CallStarted, Transcript
@@ -41,9 +42,6 @@ from swarm.ui.layout import (
     page_frame,
 )
 from swarm.ui.state import AppState
-
-MIN_LOADING_S = 0.5
-"""Seconds of loading from which they are shown."""
 
 LOCAL_MAX_TOKENS, MAX_TOKENS = 128, 512
 """Maximum number of new tokens, unless set: of local models, which may run on a CPU; of others."""
@@ -74,8 +72,10 @@ class ChatColumn(NamedTuple):
     find: Callable[[], Model]
 
 
-class ChatWorker:
-    """A question in progress; its attributes can be read from any thread.
+class AnswerCard:
+    """A question to one model: a thread that answers it, and its card in the current container.
+
+    The thread only sets attributes; `refresh` draws what they have.
 
     Args:
         column: The model.
@@ -85,12 +85,6 @@ class ChatWorker:
 
     Attributes:
         state: "loading", "answering" or "done".
-        text: The answer received so far.
-        waiting: Members of a collaboration that have not answered yet.
-        notes: Summaries of a consortium's iterations.
-        began: Time of the start.
-        loading_s: Seconds until the model was loaded; 0 before.
-        first_s: Seconds from the start to the first text; NaN before it.
         turn: The question, and its final answer or error.
     """
 
@@ -99,14 +93,22 @@ class ChatWorker:
     ) -> None:
         self.column, self._options = column, options
         self._prompt = build_conversation(before, question, options.system)
+        self.turn, self.state, self._text = ChatTurn(question), "loading", ""
+        self._waiting: list[str] = []  # members of a collaboration
+        self._notes: list[str] = []  # summaries of a consortium's iterations
+        self._began, self._first_s = time.monotonic(), math.nan
         self._stopped = threading.Event()
-        self.turn = ChatTurn(question)
-        self.state, self.text = "loading", ""
-        self.waiting: list[str] = []
-        self.notes: list[str] = []
-        self.loading_s, self.first_s = 0.0, math.nan
-        self.began = time.monotonic()
-        start_thread(self._answer, name="swarm-page")
+        self._drawn, self._complete = 0, False
+        with ui.card().classes("gap-1 p-3"):
+            draw_text(column.name, "font-semibold")
+            self._answer = ui.label().classes("w-full").props("data-answer")
+            with ui.row().classes("items-center gap-2 no-wrap w-full"):
+                self._spinner = ui.spinner(size="1em")
+                self._status = ui.label().classes("quiet text-sm").props("role=status")
+            self._error = draw_alert()
+            self._remarks = ui.label().classes("quiet text-sm")
+            self._stages = ui.expansion("Stages")
+        start_thread(self._run, name="swarm-page")
 
     def stop(self) -> None:
         """Stop waiting; generation ends with the next streamed piece."""
@@ -119,16 +121,16 @@ class ChatWorker:
         self.turn.stages, self.turn.error = stages, error
         if stages:
             self.turn.answers, self.turn.warnings = stages.answers, stages.warnings
-            self.text = stages.final.text
+            self._text = stages.final.text
         self.state = "done"
 
-    def _answer(self) -> None:
+    def _run(self) -> None:
         try:
             model = self.column.find()
             model.check()
             model.open(None)  # type: ignore[arg-type]  # on the roster's device
             self._check_running()
-            self.loading_s, self.state = time.monotonic() - self.began, "answering"
+            self.state = "answering"
             self._finish(self._collect_transcript(model))
         except Cancelled:
             self._finish(error="stopped")
@@ -161,95 +163,64 @@ class ChatWorker:
         """Process an event of a collaboration."""
         self._check_running()
         if isinstance(event, CallStarted):
-            self.waiting.append(event.name)
+            self._waiting.append(event.name)
         elif isinstance(event, AgentAnswer):
             self.turn.answers.append(event)
-            if event.name in self.waiting:
-                self.waiting.remove(event.name)
+            if event.name in self._waiting:
+                self._waiting.remove(event.name)
         elif isinstance(event, AnswerDelta):
             self._add_delta(event.delta)
         elif isinstance(event, Iteration):
-            from swarm.multi_agent.consortium.consortium import format_event
-
-            self.notes.append(format_event(model, event))
+            self._notes.append(format_event(model, event))
 
     def _add_delta(self, delta: Delta) -> None:
         self._check_running()
-        if delta.text and math.isnan(self.first_s):
-            self.first_s = time.monotonic() - self.began
-        self.text += delta.text
+        if delta.text and math.isnan(self._first_s):
+            self._first_s = time.monotonic() - self._began
+        self._text += delta.text
 
     def _check_running(self) -> None:
         if self._stopped.is_set():
             raise Cancelled
 
-
-class AnswerCard:
-    """Draws an answer in the current container; `refresh` updates it with the text received.
-
-    Args:
-        worker: Worker of the question.
-    """
-
-    def __init__(self, worker: ChatWorker) -> None:
-        self.worker = worker
-        self._calls, self._done = 0, False
-        with ui.card().classes("gap-1 p-3"):
-            draw_text(worker.column.name, "font-semibold")
-            self._text = ui.label().classes("w-full").props("data-answer")
-            with ui.row().classes("items-center gap-2 no-wrap w-full"):
-                self._spinner = ui.spinner(size="1em")
-                self._state = ui.label().classes("quiet text-sm").props("role=status")
-            self._error = draw_alert()
-            self._notes = ui.label().classes("quiet text-sm")
-            self._stages = ui.expansion("Stages")
-            self._stages.set_visibility(False)
-
     def refresh(self) -> None:
-        """Show what was received since the last refresh."""
-        worker = self.worker
-        if self._done:
+        """Draw what was received since the last refresh."""
+        if self._complete:
             return
-        # Read before the texts: what a worker adds while this draws is drawn by the next refresh.
-        self._done = worker.state == "done"
-        self._text.set_text(escape_control_chars(worker.text))
-        notes = [*worker.notes, *worker.turn.warnings]
-        self._notes.set_text(escape_control_chars("\n".join(notes)))
-        self._state.set_text(escape_control_chars(_describe_status(worker)))
-        for answer in worker.turn.answers[self._calls :]:
-            self._calls += 1
+        # Read first: what the thread adds while this draws is drawn by the next refresh.
+        self._complete = self.state == "done"
+        self._answer.set_text(escape_control_chars(self._text))
+        self._remarks.set_text(escape_control_chars("\n".join([*self._notes, *self.turn.warnings])))
+        self._status.set_text(escape_control_chars(self._describe_status()))
+        for answer in self.turn.answers[self._drawn :]:
+            self._drawn += 1
             with self._stages:
-                _draw_call(self._calls, answer)
-        self._stages.set_visibility(self._calls > 0)
-        self._stages.set_text(f"Stages: {pluralize(self._calls, 'call')}")
-        if self._done:
-            self._spinner.set_visibility(False)
-            self._error.set_text(escape_control_chars(worker.turn.error))
+                _draw_call(self._drawn, answer)
+        self._stages.set_text(f"Stages: {pluralize(self._drawn, 'call')}")
+        self._spinner.set_visibility(not self._complete)
+        self._error.set_text(escape_control_chars(self.turn.error if self._complete else ""))
 
-
-def _describe_status(worker: ChatWorker) -> str:
-    """Return the current activity, or the resources used."""
-    took = f"{time.monotonic() - worker.began:.0f} s"
-    if worker.state == "loading":
-        return f"loading the model, {took}"
-    if worker.state == "answering":
-        pending = ", ".join(worker.waiting)
-        return f"answering, {took}" + f"; waiting for {pending}" * bool(pending)
-    if not (stages := worker.turn.stages):
-        return took
-    usage, final = sum_usage(worker.turn.answers), stages.final
-    words = f"{final.seconds:.1f} s"
-    if not math.isnan(worker.first_s):
-        words += f", first text after {worker.first_s:.1f} s"
-    if worker.loading_s >= MIN_LOADING_S:
-        words += f" ({worker.loading_s:.1f} s of loading)"
-    words += f", {usage.prompt_tokens} + {usage.new_tokens} tokens"
-    if usage.cached:
-        words += f", {usage.cached} from the cache"
-    words += _format_cost(worker.turn.answers)
-    if final.finish == "length":
-        words += f"; ended at the limit of {final.new_tokens} tokens (Settings)"
-    return words if final.text.strip() else f"an empty answer; {words}"
+    def _describe_status(self) -> str:
+        """Return the current activity, or the resources used."""
+        took, stages = f"{time.monotonic() - self._began:.0f} s", self.turn.stages
+        if self.state == "loading":
+            return f"loading the model, {took}"
+        if self.state == "answering":
+            pending = ", ".join(self._waiting)
+            return f"answering, {took}" + f"; waiting for {pending}" * bool(pending)
+        if not stages:
+            return took
+        usage, final = sum_usage(self.turn.answers), stages.final
+        facts = [f"{final.seconds:.1f} s"]
+        if not math.isnan(self._first_s):
+            facts.append(f"first text after {self._first_s:.1f} s")
+        facts.append(f"{usage.prompt_tokens} + {usage.new_tokens} tokens")
+        if usage.cached:
+            facts.append(f"{usage.cached} from the cache")
+        words = ", ".join(facts) + _format_cost(self.turn.answers)
+        if final.finish == "length":
+            words += f"; ended at the limit of {final.new_tokens} tokens (Settings)"
+        return words if final.text.strip() else f"an empty answer; {words}"
 
 
 def _draw_call(count: int, answer: AgentAnswer) -> None:
@@ -327,7 +298,7 @@ class ChatPanel:
                 for column in columns:
                     mine = options[column.name]
                     before = self._before.get(column.key, []) if mine.multi_turn else []
-                    self._shown.append(AnswerCard(ChatWorker(column, question, before, mine)))
+                    self._shown.append(AnswerCard(column, question, before, mine))
         first = next(iter(options.values()))
         self._all.append(
             {
@@ -342,13 +313,13 @@ class ChatPanel:
         self._set_busy(True)
 
     def _refresh_answers(self) -> None:
-        finished = all(card.worker.state == "done" for card in self._shown)
+        finished = all(card.state == "done" for card in self._shown)
         for card in self._shown:
             card.refresh()
         if not finished:
             return
         self._set_busy(False)
-        for column, turn in ((card.worker.column, card.worker.turn) for card in self._shown):
+        for column, turn in ((card.column, card.turn) for card in self._shown):
             self._all[-1]["answers"].append({"name": column.name, **turn_to_json(turn)})
             # Some endpoints reject conversations that contain an empty turn.
             if turn.text.strip():
@@ -358,7 +329,7 @@ class ChatPanel:
     def stop_answers(self) -> None:
         """Stop waiting for all answers."""
         for card in self._shown:
-            card.worker.stop()
+            card.stop()
 
     def _clear(self) -> None:
         self.stop_answers()

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from swarm._util.files import find_path
@@ -34,7 +33,7 @@ def list_experts(home: AppState) -> Iterator[Adapter | str]:
 
 
 def describe_expert(expert: Adapter) -> str:
-    """Describe an expert: rank, adapted modules, size, base, and first line of its card."""
+    """Describe an expert: rank, adapted modules, size and base."""
     ranks = sorted({rank for _, _, rank in expert.shapes.values()})
     size = (expert.folder / WEIGHTS_FILE).stat().st_size
     facts = [
@@ -42,20 +41,8 @@ def describe_expert(expert: Adapter) -> str:
         ", ".join(sorted({module.rpartition(".")[2] for module in expert.shapes})),
         f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.0f} kB",
         f"of {expert.base_model}" if expert.base_model else "",
-        _read_card(expert.folder / "README.md"),
     ]
     return "; ".join(filter(None, facts))
-
-
-def _read_card(card: Path) -> str:
-    """Return the first line of an expert's card that is no heading; empty without one."""
-    try:
-        text = card.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""
-    text = re.sub(r"\A---\n.*?\n---", "", text, flags=re.DOTALL)
-    found = re.search(r"(?m)^\s*([^\s#\-|`!<].*)", text)
-    return found[1].strip() if found and "[More Information Needed]" not in found[1] else ""
 
 
 class BestOfRun(NamedTuple):
@@ -122,18 +109,6 @@ def _unmixable_reason(
     return "" if same else f"its experts are from {folder}"
 
 
-def normalize_coefficients(coefficients: Mapping[str, float]) -> dict[str, float]:
-    """Scale the coefficients to a sum of 1.
-
-    Raises:
-        UserError: Their sum is 0.
-    """
-    total = sum(coefficients.values())
-    if abs(total) < 1e-9:
-        raise UserError("the coefficients sum to 0 and cannot be scaled to 1")
-    return {name: share / total for name, share in coefficients.items()}
-
-
 def save_mixture(home: AppState, coefficients: Mapping[str, float], name: str) -> str:
     """Save a mixture as a PEFT adapter in mixtures/NAME and return its model name.
 
@@ -152,10 +127,9 @@ def save_mixture(home: AppState, coefficients: Mapping[str, float], name: str) -
     try:
         # mkdir is atomic: it reserves the name, and an existing mixture is never overwritten.
         target.mkdir(parents=True)
-    except FileExistsError:
-        raise UserError(f"{MIXTURES_FOLDER}/{name} already exists; choose another name") from None
     except OSError as error:
-        raise UserError(f"{MIXTURES_FOLDER}/{name} cannot be written: {error.strerror}") from None
+        reason = "already exists" if target.is_dir() else f"cannot be written: {error.strerror}"
+        raise UserError(f"{MIXTURES_FOLDER}/{name} {reason}; choose another name") from None
     try:
         pool.save([shares[one] for one in pool.names], target, {"mixed": "by hand"})
     finally:

@@ -419,7 +419,7 @@ def assert_every_export_works(folder: Path, particle: int, base: Path, home: Pat
     assert "Each kind of prompt" in card and ROUTER_FILE in card
     assert_snippet_loads_the_adapter_of_a_prompt(home / "all", card, routed[0])
     hub = Export(str(folder), str(home / "all"), particle=particle, push_to_hub="user/name")
-    code = hub._build_card().render().partition("```python\n")[2].partition("```")[0]
+    code = hub.render_card().partition("```python\n")[2].partition("```")[0]
     assert 'folder = snapshot_download("user/name")' in code and compile(code, "card", "exec")
     name = routed[0].names[1]
     Export(str(folder), str(home / "one"), particle=particle, base=str(base), route=name).write()

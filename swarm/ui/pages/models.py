@@ -190,12 +190,11 @@ class _ExpertMixer:
                     ).classes("min-w-40")
 
     def _normalize(self) -> None:
-        try:
-            found = expert_mixer.normalize_coefficients(self._sliders.coefficients)
-        except UserError as error:
-            ui.notify(str(error), type="warning")
+        shares = self._sliders.coefficients
+        if abs(total := sum(shares.values())) < 1e-9:
+            ui.notify("the coefficients sum to 0 and cannot be scaled to 1", type="warning")
         else:
-            self._sliders.set_all(found)
+            self._sliders.set_all({name: share / total for name, share in shares.items()})
 
     def _chat_columns(self) -> list[ChatColumn]:
         roster, now = self._home.roster, dict(self._sliders.coefficients)

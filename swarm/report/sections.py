@@ -221,7 +221,7 @@ def objective_chart(run: RunFolder, found: ParetoFront, x: str, y: str) -> Chart
         draw("front on dev", front, "strong", points),
         draw("other experts on dev", list(experts), "normal", list(experts.values())),
     ]
-    if tested := [one for one in _front_points(run, found) if "test_parts" in one]:
+    if tested := [one for one in found.to_dict(run.state)["points"] if "test_parts" in one]:
         right, top = ([p["test_parts"][name]["utility"] for p in tested] for name in (x, y))
         labels = [f"point {point['point']} on test" for point in tested]
         series.append(Series("front on test", right, top, "points", "normal", labels))
@@ -238,7 +238,7 @@ def objective_chart(run: RunFolder, found: ParetoFront, x: str, y: str) -> Chart
 
 def front_table(run: RunFolder, found: ParetoFront) -> TableBlock:
     """Build a table of the front's points: objectives on dev and, where evaluated, on test."""
-    points = _front_points(run, found)
+    points = found.to_dict(run.state)["points"]
     tested: dict[str, Any] = next((p["test_parts"] for p in points if "test_parts" in p), {})
     dev = zip(found.names, found.items, strict=True)
     header = ["point", *(f"{name}, dev, n = {items}" for name, items in dev)]
@@ -253,19 +253,14 @@ def front_table(run: RunFolder, found: ParetoFront) -> TableBlock:
     return TableBlock(caption, [*header, "made of"], rows)
 
 
-def _front_points(run: RunFolder, found: ParetoFront) -> list[dict[str, Any]]:
-    points: list[dict[str, Any]] = found.to_dict(run.state)["points"]
-    return points
-
-
 def _describe_front(found: ParetoFront) -> list[str]:
     worst = zip(found.objectives, found.reference_point, strict=True)
     reference = ", ".join(f"{name} {format_number(value)}" for name, value in worst)
+    points = pluralize(len(found.front_indices), "point")
     lines = [
-        f"{pluralize(len(found.front_indices), 'point')} of {len(found.measured_indices)} measured "
-        f"positions. Objectives: {', '.join(found.objectives)}. The hypervolume is the volume that "
-        "the front dominates beyond the worst of the experts in each objective "
-        f"({reference}).",
+        f"{points} of {len(found.measured_indices)} measured positions. "
+        f"Objectives: {', '.join(found.objectives)}. The hypervolume is the volume that the front "
+        f"dominates beyond the worst of the experts in each objective ({reference}).",
         "Export a point by python -m swarm.export RUN point=NUMBER to=FOLDER.",
     ]
     for name, bound in found.constraints.items():
@@ -285,19 +280,13 @@ def _describe_front(found: ParetoFront) -> list[str]:
 def progress_blocks(models: PairedComparison) -> list[Block]:
     """Show the best so far and every particle."""
     run, label, signal = models.run, objective_label(models.run), search_signal(models.run)
-    by = f", by the signal ({signal})" * bool(signal)
-    best = run.best_so_far()
-    rises = 1 + np.flatnonzero(np.diff(best) > 0)
-    last = f"last at iteration {rises[-1]}" if len(rises) else "never after the start"
-    start = float(run.utilities[models.places["starting"]])
-    described = (
-        f"From {format_number(best[0])} to {format_number(best[-1])} in "
-        f"{pluralize(len(best) - 1, 'iteration')}, with {pluralize(len(rises), 'rise')}, {last}{by}"
-    )
+    best, start = run.best_so_far(), float(run.utilities[models.places["starting"]])
+    iterations = pluralize(len(best) - 1, "iteration")
+    described = f"From {format_number(best[0])} to {format_number(best[-1])} in {iterations}"
     series = [Series("best so far", range(len(best)), best, "steps", "strong")]
     marks = [("best initial expert", start)] if np.isfinite(start) else []
     chart = Chart("Best so far", "iteration", label, series, described, marks)
-    blocks: list[Block] = [chart, _particle_chart(models, label, by)]
+    blocks: list[Block] = [chart, _particle_chart(models)]
     if signal:
         blocks.append(
             f"These numbers are the signal ({signal}) that the search maximized; those of the "
@@ -312,16 +301,22 @@ def progress_blocks(models: PairedComparison) -> list[Block]:
     bests = {i: run.find_best(i) for i in range(run.particles)}
     order = sorted(bests, key=lambda i: bests[i][::-1])
     order.sort(key=lambda i: -np.nan_to_num(run.utilities[bests[i]], nan=-np.inf))
-    rows = []
-    for i in order[:MAX_LISTED]:
-        values = run.utilities[0, i], run.utilities[bests[i]], run.utilities[-1, i]
-        first, highest, final = map(format_number, values)
-        rows.append([str(i), describe_start(run, i), first, highest, str(bests[i][0]), final])
+    rows = [
+        [
+            f"{i}",
+            describe_start(run, i),
+            format_number(run.utilities[0, i]),
+            format_number(run.utilities[bests[i]]),
+            f"{bests[i][0]}",
+            format_number(run.utilities[-1, i]),
+        ]
+        for i in order[:MAX_LISTED]
+    ]
     header = ["particle", "began as", "start", "best", "at iteration", "last"]
     return [*blocks, TableBlock(f"Particles by their best {label}", header, rows)]
 
 
-def _particle_chart(models: PairedComparison, label: str, by: str) -> Chart:
+def _particle_chart(models: PairedComparison) -> Chart:
     run, x = models.run, np.arange(len(models.run.utilities))
     expert, best = (index[1] for index in models.places.values())
     named = {expert: (f"particle {expert}, started as {models.expert}", "normal")}
@@ -334,8 +329,9 @@ def _particle_chart(models: PairedComparison, label: str, by: str) -> Chart:
     described = "None was evaluated"
     if len(known):
         low, high = map(format_number, (known.min(), known.max()))
-        described = f"They are between {low} and {high}{by}"
-    return Chart(f"All {run.particles} particles", "iteration", label, series, described)
+        described = f"They are between {low} and {high}"
+    title = f"All {run.particles} particles"
+    return Chart(title, "iteration", objective_label(run), series, described)
 
 
 def coefficient_blocks(models: PairedComparison) -> list[Block]:
@@ -368,7 +364,7 @@ def coefficient_blocks(models: PairedComparison) -> list[Block]:
         caption = "Coefficients of the best found, by group of modules"
         if len(run.groups) > MAX_LISTED:
             caption += f", the first {MAX_LISTED} of {len(run.groups)}"
-        rows = _coefficient_rows(run.groups[:MAX_LISTED], groups[-1, :MAX_LISTED, order].T)
+        rows = _coefficient_rows(run.groups[:MAX_LISTED], groups[-1][:MAX_LISTED, order])
         blocks.append(TableBlock(caption, ["group", *names], rows))
     last, signal = run.means[-1], search_signal(run)
     columns = (best[-1], last.mean(axis=0), last.min(axis=0), last.max(axis=0))

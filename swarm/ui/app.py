@@ -1,7 +1,6 @@
 """The ASGI application: pages, access control and server."""
 
 import hmac
-import importlib
 import logging
 import secrets
 import webbrowser
@@ -15,18 +14,6 @@ from starlette.responses import PlainTextResponse, RedirectResponse
 from swarm._util.threads import start_thread
 from swarm.serve.api_errors import LOCAL_HOST_PATTERN
 from swarm.ui.state import AppState
-
-PAGES = (
-    "swarm.ui.pages.runs.register_page",
-    "swarm.ui.pages.run.register_page",
-    "swarm.ui.pages.new_search.register_page",
-    "swarm.ui.pages.models.register_page",
-    "swarm.ui.pages.models.register_pool_page",
-    "swarm.ui.chat.register_page",
-    "swarm.ui.pages.compare.register_page",
-    "swarm.ui.layout.register_not_found_page",
-)
-"""Functions that register the pages."""
 
 SECURITY_HEADERS = {
     "x-content-type-options": "nosniff",
@@ -144,9 +131,11 @@ def build_application(home: AppState, token: str | None = None) -> HostGuard:
     from fastapi import FastAPI
     from nicegui import ui
 
-    for page in PAGES:
-        module, _, name = page.rpartition(".")
-        getattr(importlib.import_module(module), name)(home)
+    from swarm.ui import chat, layout
+    from swarm.ui.pages import compare, models, new_search, run, runs
+
+    for page in (runs, run, new_search, models, chat, compare, layout):
+        page.register_page(home)
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     # A search may slow server and browser down; a late answer must not count as a lost connection.
     # With 10 seconds a browser that stalled for 25 lost its conversation; with 30 it keeps it.

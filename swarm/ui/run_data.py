@@ -12,8 +12,7 @@ import numpy as np
 from swarm._util.terminal import csv_cell, format_duration, format_number
 from swarm.errors import UserError
 from swarm.merging.positions import describe_position
-from swarm.report.document import ChangedItems, TableBlock
-from swarm.report.page import render_changed_items
+from swarm.report.document import Block, TableBlock
 from swarm.report.paired_comparison import PairedComparison, changed_items_blocks
 from swarm.report.sections import (
     comparison_table,
@@ -30,6 +29,9 @@ from swarm.ui.launcher import format_command, output_path, read_failure, read_ta
 from swarm.ui.state import AppState, describe_progress, readable
 
 POSITION_COLUMNS = ("iteration", "particle", "utility", "items")
+
+MAX_ANSWERS_SHOWN = 200
+"""Maximum number of answers in the details of a position."""
 
 LOG_LINES = 60
 """Number of lines of the log that the page of a run shows."""
@@ -142,21 +144,29 @@ def round_numbers(text: str) -> str:
     return LONG_NUMBER.sub(rounded, text)
 
 
-@dataclass
-class RunSeries:
+class PositionTable(NamedTuple):
+    """The evaluated positions of a run, in the order of the search.
+
+    Attributes:
+        columns: `POSITION_COLUMNS`, then the names of the K experts.
+        rows: [P, 4 + K] iteration, particle, utility on dev, number of items (NaN if unknown), and
+            the experts' coefficients, means over the groups of modules.
+    """
+
+    columns: list[str]
+    rows: np.ndarray
+
+
+class RunSeries(NamedTuple):
     """Results of a run so far; they change only with its state.
 
     Attributes:
         verdict: The verdict; before the end, how far the search is.
         notes: The best found in words, and caveats.
-        figures: Short facts, as (label, value).
-        comparisons: The best found against each baseline on test; `None` without a test.
         tables: Start and end: all models, then domains and parts.
         charts: ECharts options by the name of the chart; a chart that does not apply is missing.
         points: Front of a task with several parts.
-        baselines: Models that the best found can be compared with item by item, the first by
-            default.
-        positions: The evaluated positions.
+        baselines: Models that the best found can be compared with, the first by default.
     """
 
     verdict: Statement
@@ -167,7 +177,7 @@ class RunSeries:
     charts: dict[str, dict[str, Any]]
     points: TableBlock | None
     baselines: list[str]
-    positions: "PositionTable"
+    positions: PositionTable
 
 
 @readable()
@@ -183,7 +193,8 @@ def load_run_series(path: Path) -> RunSeries:
     if not run.finished:
         # A report cannot know whether the search is still running; the page shows that separately.
         verdict = verdict._replace(headline="Not over yet")
-    words = describe_position(run.experts, run.positions[best], run.groups)
+    blocks = start_end_blocks(models)
+    sentences = [one for one in blocks if isinstance(one, str)]
     front = run.front if run.front and len(run.front.names) > 1 else None
     drawn = {
         "particles": charts.particle_chart(run),
@@ -194,10 +205,10 @@ def load_run_series(path: Path) -> RunSeries:
     }
     return RunSeries(
         verdict=verdict,
-        notes=[f"Best found: {words}.", *(list_caveats(run.verdict) if run.verdict else ())],
+        notes=sentences + (list_caveats(run.verdict) if run.verdict else []),
         figures=headline_figures(models),
         comparisons=comparison_table(models),
-        tables=[one for one in start_end_blocks(models) if isinstance(one, TableBlock)],
+        tables=[one for one in blocks if isinstance(one, TableBlock)],
         charts={name: one for name, one in drawn.items() if one},
         points=front_table(run, front) if front else None,
         baselines=models.list_baselines(),
@@ -206,33 +217,13 @@ def load_run_series(path: Path) -> RunSeries:
 
 
 @readable()
-def load_changed_items(path: Path, baseline: str) -> tuple[list[str], list[tuple[str, str]]]:
-    """Load the items that the best found and a baseline answer differently.
-
-    Returns:
-        Sentences, and title and HTML of the items won and lost, as in the report.
+def load_changed_items(path: Path, baseline: str) -> list[Block]:
+    """Load the items that the best found and a baseline answer differently, as in the report.
 
     Raises:
         UserError: The files are damaged.
     """
-    models = PairedComparison(RunFolder(path))
-    blocks = changed_items_blocks(models, baseline)
-    items = [one for one in blocks if isinstance(one, ChangedItems)]
-    sentences = [one for one in blocks if isinstance(one, str)]
-    return sentences, [(one.title, render_changed_items(one)) for one in items]
-
-
-class PositionTable(NamedTuple):
-    """The evaluated positions of a run, in the order of the search.
-
-    Attributes:
-        columns: `POSITION_COLUMNS`, then the names of the K experts.
-        rows: [P, 4 + K] iteration, particle, utility on dev, number of items (NaN if unknown), and
-            the experts' coefficients, means over the groups of modules.
-    """
-
-    columns: list[str]
-    rows: np.ndarray
+    return changed_items_blocks(PairedComparison(RunFolder(path)), baseline)
 
 
 def tabulate_positions(run: RunFolder) -> PositionTable:
@@ -263,25 +254,17 @@ def positions_csv(path: Path) -> str:
 
 
 class PositionDetails(NamedTuple):
-    """A position in full.
-
-    Attributes:
-        title: Iteration, particle, utility and number of items.
-        description: The position in words.
-        coefficients: Each expert's coefficient, in each group of modules.
-        answers: [item, value, answer] by item, the lowest values first; empty if the run folder
-            does not contain them.
-    """
+    """A position in full: in words, each expert's coefficients, and the answers to the items."""
 
     title: str
     description: str
     coefficients: TableBlock
-    answers: list[list[str]]
+    answers: TableBlock
 
 
 @readable()
 def load_position(path: Path, index: ParticleIndex) -> PositionDetails:
-    """Load a position of a run in full.
+    """Load a position of a run in full; the lowest values first, no answers if none are stored.
 
     Raises:
         UserError: The run folder is not readable.
@@ -299,15 +282,15 @@ def load_position(path: Path, index: ParticleIndex) -> PositionDetails:
             answers = sorted(run.load_answers(index), key=lambda row: row["value"])
     except UserError:
         answers = []
+    shown = [
+        [str(row["id"]), f"{row['value']:.3g}", shorten_text(str(row["answer"]))]
+        for row in answers[:MAX_ANSWERS_SHOWN]
+    ]
     label = run.position_label(index)
     return PositionDetails(
         f"Iteration {index[0]}, particle {index[1]}: "
         f"utility {format_number(run.utilities[index])} on {len(answers) or 'its'} dev items",
         f"{label}: " * bool(label) + describe_position(run.experts, position, run.groups),
         TableBlock("", header, rows),
-        [[str(row["id"]), f"{row['value']:.3g}", _format_answer(row["answer"])] for row in answers],
+        TableBlock("", ["item", "value", "answer"], shown),
     )
-
-
-def _format_answer(answer: Any) -> str:
-    return "not read" if answer is None else shorten_text(str(answer))

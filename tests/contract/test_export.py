@@ -11,8 +11,11 @@ import finetune_runs
 import pytest
 import searches
 import tiny
+import torch
 import yaml
 from hydra import compose, initialize_config_dir
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
 
 from swarm._util.files import conf_folder
 from swarm.errors import UserError
@@ -35,93 +38,88 @@ def found(tiny_llama: Path, tiny_pool: Path, tmp_path_factory: pytest.TempPathFa
     return folder / "search" / "first"
 
 
-def front(folder: Path) -> dict[str, Any]:
-    text = (folder / "README.md").read_text()
-    assert text.startswith("---\n")
-    matter: dict[str, Any] = yaml.safe_load(text[4:].partition("\n---\n")[0])
+def written(source: Path, to: Path, *kind: str, **keys: Any) -> str:
+    """The card of an export."""
+    Export(str(source), str(to), *kind, **keys).write()
+    return (to / "README.md").read_text()
+
+
+def front(card: str) -> dict[str, Any]:
+    assert card.startswith("---\n")
+    matter: dict[str, Any] = yaml.safe_load(card[4:].partition("\n---\n")[0])
     return matter
+
+
+def note_of(folder: Path) -> dict[str, Any]:
+    note: dict[str, Any] = json.loads((folder / "swarm.json").read_text())
+    return note
 
 
 def test_the_best_of_a_search_as_an_adapter_with_its_card(
     found: Path, tiny_llama: Path, tiny_pool: Path, tmp_path: Path
 ) -> None:
-    import torch
-    from peft import PeftModel
-
-    told = Export(str(found), str(tmp_path / "mine")).write()
     mine, best = tmp_path / "mine", found / "global_best"
-    assert sorted(path.name for path in mine.iterdir()) == [
-        "README.md",
-        "adapter_config.json",
-        "adapter_model.safetensors",
-        "swarm.json",
-    ]
-    for name in ("adapter_config.json", "adapter_model.safetensors"):
-        assert (mine / name).read_bytes() == (best / name).read_bytes()
-    note = json.loads((best / "swarm.json").read_text())
+    told = Export(str(found), str(mine)).write()
+    files = ["adapter_config.json", "adapter_model.safetensors"]
+    assert sorted(one.name for one in mine.iterdir()) == ["README.md", *files, "swarm.json"]
+    assert all((mine / name).read_bytes() == (best / name).read_bytes() for name in files)
+    note = note_of(best)
     assert note["prompt_form"] == "plain"
-    wanted = {**note, "exported": {"of": "first", "as": "peft"}}
-    assert json.loads((mine / "swarm.json").read_text()) == wanted
+    assert note_of(mine) == {**note, "exported": {"of": "first", "as": "peft"}}
     assert told[1] == (
         f"vllm serve {tiny_llama} --enable-lora --max-lora-rank 8 --lora-modules mine={mine}"
     )
     card = (mine / "README.md").read_text()
     code = card.partition("```python\n")[2].partition("```")[0]
-    assert code.count("PeftModel.from_pretrained") == 1
     space: dict[str, Any] = {}
     with contextlib.chdir(tmp_path):
         exec(code, space)
     saved = PeftModel.from_pretrained(tiny.load(tiny_llama), best)
     assert torch.equal(tiny.logits(space["model"]), tiny.logits(saved))
-    metrics = read_verdict(read_state(found))
+    verdict = read_verdict(read_state(found))
     assert describe_position(note["experts"], note["coefficients"]) in card
-    for one in (metrics.start_model, metrics.found):
+    for one in (verdict.start_model, verdict.found):
         assert format_measured(one.dev) in card and format_measured(one.test) in card
-    assert str(state_verdict(metrics, found)) in card
-    assert "base_model" not in front(mine), "a local folder is no model of the hub"
-    assert front(mine)["library_name"] == "peft"
-    assert "license" not in front(mine) and "licences of the base model" in card
+    assert str(state_verdict(verdict, found)) in card
+    # A local folder is no model of the hub.
+    assert front(card).keys() == {"library_name", "pipeline_tag", "tags"}
+    assert front(card)["library_name"] == "peft" and "licences of the base model" in card
     # Its own folder is written anew, and no other.
     Export(str(found), str(mine)).write()
-    for other in (tiny_pool / "amber", found, found / "global_best"):
+    for other in (tiny_pool / "amber", found, best):
         before = searches.tree(other)
         with pytest.raises(UserError, match="something other than an export"):
             Export(str(found), str(other)).write()
         assert searches.tree(other) == before
 
 
-def test_a_particle_s_best(found: Path, tmp_path: Path) -> None:
-    Export(str(found), str(tmp_path / "third"), particle=3).write()
-    note = json.loads((found / "particle_3" / "personal_best" / "swarm.json").read_text())
-    mine = json.loads((tmp_path / "third" / "swarm.json").read_text())
-    assert mine["coefficients"] == note["coefficients"] and mine["particle"] == 3
-    assert "it was not tested" in (tmp_path / "third" / "README.md").read_text()
-    with pytest.raises(UserError, match=r"particle=99: the search has 0 to 5$"):
-        Export(str(found), str(tmp_path / "x"), particle=99)
-
-
-def test_what_the_verdict_names_instead_of_the_best_found(found: Path, tmp_path: Path) -> None:
-    metrics = read_verdict(read_state(found))
-    names = {one.name for one in metrics.alternatives} - {"base", "constant", "experts"}
+def test_particles_and_alternatives_of_a_search(found: Path, tmp_path: Path) -> None:
+    card = written(found, tmp_path / "third", particle=3)
+    best, mine = note_of(found / "particle_3" / "personal_best"), note_of(tmp_path / "third")
+    assert mine["coefficients"] == best["coefficients"] and mine["particle"] == 3
+    assert "it was not tested" in card
+    verdict = read_verdict(read_state(found))
+    names = {one.name for one in verdict.alternatives} - {"base", "constant", "experts"}
     assert "expert" in names
     for name in names:
-        Export(str(found), str(tmp_path / name), baseline=name).write()
+        assert " on test." in written(found, tmp_path / name, baseline=name)
         assert (tmp_path / name / "adapter_model.safetensors").is_file()
-        assert " on test." in (tmp_path / name / "README.md").read_text()
-    mine = json.loads((tmp_path / "expert" / "swarm.json").read_text())
-    best = mine["experts"].index(metrics.expert)
-    assert mine["coefficients"] == [float(i == best) for i in range(len(mine["experts"]))]
-    with pytest.raises(UserError, match=r"baseline=base: .* has these: .*expert$"):
-        Export(str(found), str(tmp_path / "x"), baseline="base")
-    with pytest.raises(UserError, match="one of these may be set"):
-        Export(str(found), str(tmp_path / "x"), baseline="expert", particle=1)
+    mine = note_of(tmp_path / "expert")
+    assert mine["coefficients"] == [float(name == verdict.expert) for name in mine["experts"]]
+    for keys, error in (
+        ({"particle": 99}, r"particle=99: the search has 0 to 5$"),
+        ({"baseline": "base"}, r"baseline=base: .* has these: .*expert$"),
+        ({"baseline": "expert", "particle": 1}, "one of these may be set"),
+    ):
+        with pytest.raises(UserError, match=error):
+            Export(str(found), str(tmp_path / "x"), **keys)
 
 
 def test_the_card_tells_groups_the_space_and_how_far_an_adapter_is_off(
     tiny_pool: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(tiny_pool / "amber", tmp_path / "best")
-    note = {
+    note: dict[str, Any] = {
         "experts": ["amber", "birch"],
         "groups": ["attention", "mlp"],
         "space": "delta",
@@ -130,59 +128,64 @@ def test_the_card_tells_groups_the_space_and_how_far_an_adapter_is_off(
         "reconstruction_error": {"overall": 0.0312, "worst": 0.25},
     }
     (tmp_path / "best" / "swarm.json").write_text(json.dumps(note))
-    Export(str(tmp_path / "best"), str(tmp_path / "mine")).write()
-    card = (tmp_path / "mine" / "README.md").read_text()
-    assert "attention: 0.75 amber + 0.25 birch; mlp: - 1.50 birch." in card
-    assert "| birch  |    0.2500 | -1.5000 |" in card
-    assert "(the delta space)" in card and "by 0.031 of its norm" in card
-    assert "Utility 0.5000 on dev" in card
+    card = written(tmp_path / "best", tmp_path / "mine")
+    for words in (
+        "attention: 0.75 amber + 0.25 birch; mlp: - 1.50 birch.",
+        "| birch  |    0.2500 | -1.5000 |",
+        "(the delta space)",
+        "by 0.031 of its norm",
+        "Utility 0.5000 on dev",
+    ):
+        assert words in card, words
     names = [f"layer {n} q_proj" for n in range(60)]
     note |= {"groups": names, "coefficients": [n / 100 for n in range(120)]}
     (tmp_path / "best" / "swarm.json").write_text(json.dumps(note))
-    Export(str(tmp_path / "best"), str(tmp_path / "many")).write()
-    card = (tmp_path / "many" / "README.md").read_text()
+    card = written(tmp_path / "best", tmp_path / "many")
     assert "| layer 59 q_proj | 1.1800 | 1.1900 |" in card and "mean of 60 groups" in card
 
 
-@pytest.mark.parametrize("name", ["amber", "cedar"])
-def test_a_merged_model_says_what_peft_says(
-    name: str, tiny_llama: Path, mixed_pool: Path, tmp_path: Path
+def test_merged_models_say_what_peft_says(
+    tiny_llama: Path, tiny_gemma: Path, mixed_pool: Path, tmp_path: Path
 ) -> None:
-    import torch
-    from peft import PeftModel
-
-    told = Export(str(mixed_pool / name), str(tmp_path / "m"), "merged", dtype="float32").write()
-    assert told[1] == f"vllm serve {tmp_path / 'm'}"
-    wanted = tiny.logits(PeftModel.from_pretrained(tiny.load(tiny_llama), mixed_pool / name))
-    got = tiny.logits(tiny.load(tmp_path / "m"))
-    assert torch.allclose(got, wanted, atol=1e-5, rtol=0)
-    assert not torch.allclose(got, tiny.logits(tiny.load(tiny_llama)), atol=1e-2)
+    """Of several ranks, and with an adapted head that shares its weight with the embedding."""
+    head = tmp_path / "head"
+    tiny.expert(tiny_gemma, head, targets=("q_proj", "lm_head"))
+    file = head / "adapter_model.safetensors"
+    save_file({name: one for name, one in load_file(file).items() if ".lora_" in name}, file)
+    for base, adapter in (
+        (tiny_llama, mixed_pool / "amber"),
+        (tiny_llama, mixed_pool / "cedar"),
+        (tiny_gemma, head),
+    ):
+        told = Export(str(adapter), str(tmp_path / "m"), "merged", dtype="float32").write()
+        assert told[1] == f"vllm serve {tmp_path / 'm'}"
+        wanted = tiny.logits(PeftModel.from_pretrained(tiny.load(base), adapter))
+        got = tiny.logits(tiny.load(tmp_path / "m"))
+        assert torch.allclose(got, wanted, atol=1e-5, rtol=0)
+        assert not torch.allclose(got, tiny.logits(tiny.load(base)), atol=1e-2)
 
 
 def test_bfloat16_is_the_rounded_float32_sum_in_shards_and_the_base_is_loaded_once(
     found: Path, tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import torch
-    from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     monkeypatch.setattr(export, "MAX_SHARD_SIZE", "30KB")
-    opened = []
-    original = AutoModelForCausalLM.from_pretrained
+    opened, original = [], AutoModelForCausalLM.from_pretrained
     monkeypatch.setattr(
         AutoModelForCausalLM,
         "from_pretrained",
         lambda *a, **k: opened.append(a) or original(*a, **k),
     )
     exact, rounded = tmp_path / "exact", tmp_path / "rounded"
-    Export(str(found), str(exact), "merged", dtype="float32").write()
-    Export(str(found), str(rounded), "merged").write()
+    full = written(found, exact, "merged", dtype="float32")
+    card = written(found, rounded, "merged")
     assert len(opened) == 2
     sums, halves = (
         {
-            name: tensor
-            for file in sorted(folder.glob("*.safetensors"))
-            for name, tensor in load_file(file).items()
+            name: one
+            for file in folder.glob("*.safetensors")
+            for name, one in load_file(file).items()
         }
         for folder in (exact, rounded)
     )
@@ -190,35 +193,14 @@ def test_bfloat16_is_the_rounded_float32_sum_in_shards_and_the_base_is_loaded_on
     assert (exact / "model.safetensors.index.json").is_file()
     for name, tensor in sums.items():
         assert tensor.dtype == torch.float32 and torch.equal(tensor.bfloat16(), halves[name])
-    config = json.loads((rounded / "config.json").read_text())
-    assert config["dtype"] == "bfloat16"
+    assert json.loads((rounded / "config.json").read_text())["dtype"] == "bfloat16"
     assert (rounded / "generation_config.json").is_file()
     mine, base = (AutoTokenizer.from_pretrained(folder) for folder in (rounded, tiny_llama))
     assert mine("which is (A)?").input_ids == base("which is (A)?").input_ids
     assert mine.chat_template == base.chat_template
-    assert "as bfloat16" in (rounded / "README.md").read_text()
-    warning = "measured before the weights were rounded to bfloat16"
-    assert warning in " ".join((rounded / "README.md").read_text().split())
-    assert "were rounded" not in (exact / "README.md").read_text()
-    assert front(rounded)["library_name"] == "transformers"
-
-
-def test_an_adapted_head_leaves_the_embedding_that_shares_its_weight(
-    tiny_gemma: Path, tmp_path: Path
-) -> None:
-    import torch
-    from peft import PeftModel
-
-    tiny.expert(tiny_gemma, tmp_path / "head", targets=("q_proj", "lm_head"))
-    from safetensors.torch import load_file, save_file
-
-    file = tmp_path / "head" / "adapter_model.safetensors"
-    kept = {name: tensor for name, tensor in load_file(file).items() if ".lora_" in name}
-    save_file(kept, file)
-    Export(str(tmp_path / "head"), str(tmp_path / "m"), "merged", dtype="float32").write()
-    wanted = tiny.logits(PeftModel.from_pretrained(tiny.load(tiny_gemma), tmp_path / "head"))
-    got = tiny.logits(tiny.load(tmp_path / "m"))
-    assert torch.allclose(got, wanted, atol=1e-5, rtol=0)
+    assert "as bfloat16" in card and front(card)["library_name"] == "transformers"
+    assert "measured before the weights were rounded to bfloat16" in " ".join(card.split())
+    assert "were rounded" not in full
 
 
 def test_a_fine_tuning_and_a_whole_model(tiny_llama: Path, tiny_pool: Path, tmp_path: Path) -> None:
@@ -226,23 +208,17 @@ def test_a_fine_tuning_and_a_whole_model(tiny_llama: Path, tiny_pool: Path, tmp_
         finetune_runs.words(tmp_path, tiny_llama, tiny_pool, "tuned", expert="amber", steps=5)
     )
     run = tmp_path / "search" / "tuned"
-    Export(str(run), str(tmp_path / "mine")).write()
-    card = (tmp_path / "mine" / "README.md").read_text()
+    card = written(run, tmp_path / "mine")
     assert "fine-tuned by gradient for the task mmlu" in card and "| tuned " in card
     assert "amber, trained further for" in card
     with pytest.raises(UserError, match="particle=0"):
         Export(str(run), str(tmp_path / "x"), particle=0)
     shutil.copytree(tiny_llama, tmp_path / "whole")
-    note = {
-        "experts": ["mine", "one"],
-        "models": [str(tmp_path / "mine"), "owner/one"],
-        "coefficients": [0.5, 0.5],
-        "space": "weights",
-    }
+    models = {"experts": ["mine", "one"], "models": [str(tmp_path / "mine"), "owner/one"]}
+    note = models | {"coefficients": [0.5, 0.5], "space": "weights"}
     (tmp_path / "whole" / "swarm.json").write_text(json.dumps(note))
-    Export(str(tmp_path / "whole"), str(tmp_path / "copy"), "merged").write()
-    assert front(tmp_path / "copy")["base_model"] == ["owner/one"]
-    assert "0.50 mine + 0.50 one" in (tmp_path / "copy" / "README.md").read_text()
+    card = written(tmp_path / "whole", tmp_path / "copy", "merged")
+    assert front(card)["base_model"] == ["owner/one"] and "0.50 mine + 0.50 one" in card
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
         assert (tmp_path / "copy" / name).read_bytes() == (tiny_llama / name).read_bytes()
     with pytest.raises(UserError, match="is a full model"):
@@ -253,7 +229,7 @@ def test_a_killed_export_leaves_the_old_one_and_nothing_else(
     found: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tmp_path / "mine"
-    Export(str(found), str(target)).write()
+    written(found, target)
     before = searches.tree(target)
 
     def killed(*_: object) -> None:
@@ -267,7 +243,7 @@ def test_a_killed_export_leaves_the_old_one_and_nothing_else(
     # As a process that had no time to tidy leaves it.
     (tmp_path / ".mine.new").mkdir()
     (tmp_path / ".mine.new" / "model.safetensors").write_text("half")
-    Export(str(found), str(target)).write()
+    written(found, target)
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
@@ -277,7 +253,7 @@ def test_a_killed_export_leaves_the_old_one_and_nothing_else(
         ({"to": None}, "to=null: must be text"),
         ({"format": "onnx"}, "format=onnx"),
         ({"dtype": "float32"}, "dtype=float32"),
-        ({"format": "merged", "dtype": "auto"}, "dtype=auto"),
+        ({"format": "merged", "quantize": "q8_0"}, "quantize=q8_0: only with format=gguf"),
         ({"private": "no"}, "private=no: must be true or false"),
         ({"particle": "x"}, "particle=x"),
         ({"push_to_hub": "only-a-name"}, "user/name"),
@@ -297,8 +273,6 @@ def test_what_cannot_be_done_is_one_line_and_writes_nothing(
 def test_a_base_that_the_adapter_was_not_made_for_is_one_line(
     tiny_llama: Path, tmp_path: Path
 ) -> None:
-    from safetensors.torch import load_file, save_file
-
     tiny.expert(tiny_llama, tmp_path / "deep")
     file = tmp_path / "deep" / "adapter_model.safetensors"
     save_file({k.replace("layers.1", "layers.7"): v for k, v in load_file(file).items()}, file)
@@ -307,26 +281,19 @@ def test_a_base_that_the_adapter_was_not_made_for_is_one_line(
     assert [path.name for path in tmp_path.iterdir()] == ["deep"]
 
 
+@pytest.mark.parametrize(("error", "cut"), [(1e-8, False), (0.03, True)])
 def test_numbers_of_an_adapter_that_was_rounded_afterwards_are_not_its_own(
-    found: Path, tmp_path: Path
+    error: float, cut: bool, found: Path, tmp_path: Path
 ) -> None:
     run = shutil.copytree(found, tmp_path / "run")
-    for place in ("global_best", "particle_3/personal_best"):
-        note = json.loads((run / place / "swarm.json").read_text())
-        for error, cut in ((1e-8, False), (0.03, True))[place != "global_best" :]:
-            told = {**note, "reconstruction_error": {"overall": error, "worst": error}}
-            (run / place / "swarm.json").write_text(json.dumps(told))
-            searches.reseal(run)
-            Export(
-                str(run),
-                str(tmp_path / "mine"),
-                particle=note["particle"] if place != "global_best" else None,
-            ).write()
-            card = (tmp_path / "mine" / "README.md").read_text()
-            assert ("rounded to rank 4, was not measured" in card) is cut
-            if place == "global_best":
-                assert ("| before rounding to rank 4 " in card) is cut
-                assert ("| this one" in card) is not cut
+    for place, particle in (("global_best", None), ("particle_3/personal_best", 3)):
+        told = note_of(run / place) | {"reconstruction_error": {"overall": error, "worst": error}}
+        (run / place / "swarm.json").write_text(json.dumps(told))
+        searches.reseal(run)
+        card = written(run, tmp_path / "mine", particle=particle)
+        assert ("rounded to rank 4, was not measured" in card) is cut
+        assert ("| before rounding to rank 4 " in card) is (cut and particle is None)
+        assert ("| this one" in card) is (not cut and particle is None)
 
 
 def test_a_mistake_on_the_command_line_is_one_line(found: Path, tmp_path: Path) -> None:

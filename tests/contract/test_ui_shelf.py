@@ -17,12 +17,83 @@ from swarm._util.options import run_click
 from swarm.errors import UserError, install_command
 from swarm.runs.folder import RunFolder
 from swarm.runs.lock import RunLock
-from swarm.ui import expert_mixer
 from swarm.ui.__main__ import ui
-from swarm.ui.expert_mixer import list_bests, list_model_names
+from swarm.ui.expert_mixer import list_bests, list_model_names, score_mixture
 from swarm.ui.launcher import SearchLauncher, check_search, output_path
 from swarm.ui.pages import new_search
 from swarm.ui.state import AppState, RunIndex
+
+
+def test_only_what_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = run_folders.folder(tmp_path / "run_0")
+    state = (first / "rounds.jsonl").read_bytes()
+    for name in ("run_1", "run_2", "sweep/trial_00"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "rounds.jsonl").write_bytes(state)
+    index = RunIndex(tmp_path)
+    lines = index.list_runs()
+    assert {line.name for line in lines} == {"run_0", "run_1", "run_2", "sweep/trial_00"}
+    with monkeypatch.context() as patch:
+        patch.setattr("swarm.ui.state._extract_facts", lambda state: pytest.fail("read again"))
+        assert index.list_runs() == lines
+    kept = (first / "rounds.jsonl").stat()
+    (first / "rounds.jsonl").write_bytes(b"x" * len(state))
+    os.utime(first / "rounds.jsonl", ns=(kept.st_atime_ns, kept.st_mtime_ns))
+    assert index.list_runs() == lines
+    os.utime(first / "rounds.jsonl")
+    assert len(index.list_runs()) == 3
+
+
+def test_states_of_a_run(tmp_path: Path) -> None:
+    run, index = run_folders.folder(tmp_path / "run", finished=False), RunIndex(tmp_path)
+
+    def state() -> tuple[str, str]:
+        (line,) = index.list_runs()
+        return line.state, line.details
+
+    assert state() == ("stopped", "after iteration 4")
+    hold = RunLock(run)
+    hold.update_status(
+        {"activity": "iteration 4", "iteration": 4, "max_iterations": 50, "done": 3, "total": 9}
+    )
+    ends = time.monotonic() + 60
+    while state() != ("running", "iteration 4 of at most 50, 3 of 9 items"):
+        assert time.monotonic() < ends, state()
+        time.sleep(0.05)
+    note = (run / "running.json").read_text()
+    hold.close()
+    (run / "running.json").write_text(note)
+    assert state() == ("stopped", "killed after iteration 4")
+    (run / "running.json").unlink()
+    output_path(run).parent.mkdir()
+    output_path(run).write_text("10 %\r20 %\nerror: no room\nsome line\n")
+    assert state() == ("failed", "no room")
+    os.utime(run / "rounds.jsonl", (time.time() + 5, time.time() + 5))
+    assert state()[0] == "stopped"
+
+
+def test_only_who_holds_the_folder_is_stopped(tmp_path: Path) -> None:
+    run, launcher = tmp_path / "run", SearchLauncher()
+    with pytest.raises(UserError, match="no search is running"):
+        launcher.stop_search(run)
+    hold = RunLock(run)
+    note = json.loads((run / "running.json").read_text())
+    for wrong in ({"pid": os.getppid()}, {"host": "elsewhere"}, {"pid": "1"}):
+        (run / "running.json").write_text(json.dumps(note | wrong))
+        with pytest.raises(UserError, match="of another user or machine"):
+            launcher.stop_search(run)
+    with pytest.raises(UserError, match="already running"):
+        launcher.start_search(run, [], tmp_path)
+    hold.close()
+    for words, error in (
+        ("5", "no stored command"),
+        ('["name=other"]', "belongs to another run"),
+        ('["name=run", "token=(hidden)"]', "had a secret in its command"),
+        ('["name=run"]', "was started in nowhere, which no longer exists"),
+    ):
+        (run / "command.json").write_text(f'{{"arguments": {words}, "directory": "nowhere"}}')
+        with pytest.raises(UserError, match=error):
+            launcher.resume_search(run)
 
 
 @pytest.mark.parametrize(
@@ -33,79 +104,11 @@ def test_names_that_are_none(tmp_path: Path, name: str) -> None:
         AppState(tmp_path).run_path(name)
 
 
-def test_only_what_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = run_folders.folder(tmp_path / "run_0", particles=10, iterations=9)
-    state = (first / "rounds.jsonl").read_bytes()
-    for number in range(1, 500):
-        other = tmp_path / f"run_{number}"
-        other.mkdir()
-        (other / "rounds.jsonl").write_bytes(state)
-    part = tmp_path / "sweep" / "trial_00"
-    part.mkdir(parents=True)
-    (part / "rounds.jsonl").write_bytes(state)
-    shelf = RunIndex(tmp_path)
-    lines = shelf.list_runs()
-    assert "sweep/trial_00" in {line.name for line in lines} and len(lines) == 501
-    with monkeypatch.context() as patch:
-        patch.setattr("swarm.ui.state._extract_facts", lambda state: pytest.fail("read again"))
-        assert shelf.list_runs() == lines
-    kept = (first / "rounds.jsonl").stat()
-    (first / "rounds.jsonl").write_bytes(b"x" * len(state))
-    os.utime(first / "rounds.jsonl", ns=(kept.st_atime_ns, kept.st_mtime_ns))
-    assert shelf.list_runs() == lines
-    os.utime(first / "rounds.jsonl")
-    assert len(shelf.list_runs()) == 500
-
-
-def test_states_of_a_run(tmp_path: Path) -> None:
-    run, shelf = run_folders.folder(tmp_path / "run", finished=False), RunIndex(tmp_path)
-    assert shelf.list_runs()[0].state == "stopped"
-    now = {"activity": "iteration 4", "iteration": 4, "max_iterations": 50, "done": 3, "total": 9}
-    hold = RunLock(run, lambda: now)
-    ends = time.monotonic() + 60
-    while shelf.list_runs()[0].details != "iteration 4 of at most 50, 3 of 9 items":
-        assert time.monotonic() < ends, shelf.list_runs()[0].details
-        time.sleep(0.05)
-    assert shelf.list_runs()[0].state == "running"
-    note = (run / "running.json").read_text()
-    hold.close()
-    (run / "running.json").write_text(note)
-    assert (shelf.list_runs()[0].state, shelf.list_runs()[0].details) == (
-        "stopped",
-        "killed after iteration 4",
-    )
-    (run / "running.json").unlink()
-    output_path(run).parent.mkdir()
-    output_path(run).write_text("10 %\r20 %\nerror: no room\nsome line\n")
-    assert (shelf.list_runs()[0].state, shelf.list_runs()[0].details) == ("failed", "no room")
-    os.utime(run / "rounds.jsonl", (time.time() + 5, time.time() + 5))
-    assert shelf.list_runs()[0].state == "stopped"
-
-
-def test_only_who_holds_the_folder_is_stopped(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    with pytest.raises(UserError, match="no search is running"):
-        SearchLauncher().stop_search(run)
-    hold = RunLock(run)
-    note = json.loads((run / "running.json").read_text())
-    for wrong in ({"pid": os.getppid()}, {"host": "elsewhere"}, {"pid": "1"}):
-        (run / "running.json").write_text(json.dumps(note | wrong))
-        with pytest.raises(UserError, match="of another user or machine"):
-            SearchLauncher().stop_search(run)
-    with pytest.raises(UserError, match="already running"):
-        SearchLauncher().start_search(run, [], tmp_path)
-    hold.close()
-    for kept, error in (("5", "no stored command"), ('["name=other"]', "belongs to another run")):
-        (run / "command.json").write_text(f'{{"arguments": {kept}, "directory": "/"}}')
-        with pytest.raises(UserError, match=error):
-            SearchLauncher().resume_search(run)
-
-
 def test_the_form_s_arguments(tmp_path: Path) -> None:
     home = AppState(tmp_path, "mine", "some/folder", "cuda:1")
     chosen, given = new_search.initial_form(home)
-    numbers = given | {"seed": " 007 ", "budget": "", "task.file": "my data/it's.jsonl"}
-    assert new_search.build_arguments(home, "try", chosen, numbers, "") == [
+    fields = given | {"seed": " 007 ", "budget": "", "task.file": "my data/it's.jsonl"}
+    assert new_search.build_arguments(home, "try", chosen, fields, "\na=1\n~b\n") == [
         "task=nlgraph_mini",
         "model=local",
         "pool.folder=mine",
@@ -113,6 +116,8 @@ def test_the_form_s_arguments(tmp_path: Path) -> None:
         "gpus=[1]",
         "seed=7",
         r"task.file='my data/it\'s.jsonl'",
+        "a=1",
+        "~b",
         "name=try",
     ]
     own = tmp_path / "own" / "task" / "riddles.yaml"
@@ -137,31 +142,28 @@ def test_the_form_s_arguments(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=re.escape(error)):
             new_search.build_arguments(home, name, chosen, typed, more)
-    assert all(
-        new_search.group_options(group)[new_search.default_options()[group]]
-        for group in new_search.CONFIG_GROUPS
-    )
+    usual = new_search.default_options()
+    assert all(new_search.group_options(one)[usual[one]] for one in new_search.CONFIG_GROUPS)
 
 
-def test_the_command_s_errors(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_mistakes_of_the_command_and_of_a_checked_search_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def told(*words: str) -> str:
-        assert run_click(ui, words, "swarm.ui") in (1, 2)
-        return capsys.readouterr().err
-
-    assert told("--host", "0.0.0.0").startswith(
-        "error: --host 0.0.0.0: everyone who can reach the page"
-    )
-    assert "--pool': the value is empty; give one or leave the option out\n" in told("--pool", " ")
-    monkeypatch.setitem(sys.modules, "nicegui", None)
-    assert f"nicegui is not installed: {install_command('ui')}" in told("--port", "0")
-
-
-def test_the_check_tells_the_error(tmp_path: Path) -> None:
-    right, said = check_search(["task=nothing", "name=bad"], tmp_path)
-    assert not right and said.startswith("task=nothing") and "\n" not in said
+    monkeypatch.chdir(tmp_path)
+    for words, error in (
+        (("--host", "0.0.0.0"), "--host 0.0.0.0: everyone who can reach the page"),
+        (("--pool", " "), "'--pool': the value is empty"),
+        (("--config-dir", "nowhere"), "'nowhere' does not exist"),
+    ):
+        assert run_click(ui, words, "swarm.ui") == 2
+        told = capsys.readouterr().err
+        assert told.startswith("error: ") and error in told and told.count("\n") == 1
+    right, told = check_search(["task=nothing", "name=bad"], tmp_path)
+    assert not right and told.startswith("task=nothing") and "\n" not in told
     assert not list(tmp_path.iterdir())
+    monkeypatch.setitem(sys.modules, "nicegui", None)
+    assert run_click(ui, ("--port", "0"), "swarm.ui") == 1
+    assert f"nicegui is not installed: {install_command('ui')}" in capsys.readouterr().err
 
 
 def test_a_mixture_is_scored_as_a_search_would(
@@ -173,31 +175,29 @@ def test_a_mixture_is_scored_as_a_search_would(
     )
     done = commands.run("swarm.search", *words)
     assert done.code == 0, done.err
-    home = AppState(tmp_path, str(tiny_pool), str(tiny_llama), "cpu")
-    run = RunFolder(tmp_path / "search" / "done")
-    index = (1, 4)
+    home = AppState(tmp_path, str(tiny_pool), str(tiny_llama), "cpu", tmp_path / "conf")
+    run, index = RunFolder(tmp_path / "search" / "done"), (1, 4)
     mixture = dict(zip(run.experts, run.positions[index].tolist(), strict=True))
     keys = [f"task.file={tmp_path / 'tiny.json'}", "task.scoring=logits"]
-    scoring = expert_mixer.score_mixture(home, mixture, "mmlu", keys, 12)
+    scoring = score_mixture(home, mixture, "mmlu", keys, 12)
     first, *others = scoring.run()
     assert (scoring.done, scoring.total) == (12, 12)
     assert first.utility == pytest.approx(run.utilities[index]) and first.gain is None
     assert {one.name for one in others} == {"uniform soup", "nearest expert"}
     assert all(one.gain and one.items == 12 for one in others)
-    home.config_dir = tmp_path / "conf"
-    (home.config_dir / "task").mkdir(parents=True)
+    (tmp_path / "conf" / "task").mkdir(parents=True)
     lines = ["_target_: swarm.tasks.multiple_choice.MultipleChoice", "name: mine"]
     lines += [f"file: {tmp_path / 'tiny.json'}"]
-    (home.config_dir / "task" / "mine.yaml").write_text("\n".join(lines))
-    mine = expert_mixer.score_mixture(home, mixture, "mine", ["task.scoring=logits"], 12).run()
+    (tmp_path / "conf" / "task" / "mine.yaml").write_text("\n".join(lines))
+    mine = score_mixture(home, mixture, "mine", ["task.scoring=logits"], 12).run()
     assert mine[0].utility == first.utility
-    stopped = expert_mixer.score_mixture(home, mixture, "mmlu", keys, 12)
+    stopped = score_mixture(home, mixture, "mmlu", keys, 12)
     stopped.stop()
     with pytest.raises(UserError, match="stopped after 0 of 12 items"):
         stopped.run()
     for wrong, message in (((["x=1"], 9), "is not a task.KEY"), (([], 1), "must be 2 or more")):
         with pytest.raises(UserError, match=message):
-            expert_mixer.score_mixture(home, mixture, "mmlu", *wrong)
+            score_mixture(home, mixture, "mmlu", *wrong)
 
 
 def test_the_bests_of_a_sweep_are_models(
@@ -208,6 +208,5 @@ def test_the_bests_of_a_sweep_are_models(
         ui_pages.run_folder(tmp_path / "search" / name, tiny_llama, tiny_pool)
     home = AppState(tmp_path, str(tiny_pool), str(tiny_llama), "cpu")
     assert [one.run for one in list_bests(home)] == ["first", "swept/trial_00"]
-    assert "local/search/swept/trial_00" in list_model_names(home)
-    names = [run.name for run in map(RunFolder, sorted(tmp_path.glob("search/**/trial_00")))]
-    assert names == ["swept/trial_00"]
+    names = list_model_names(home)
+    assert {"local/base", "local/amber", "local/search/swept/trial_00"} < set(names)

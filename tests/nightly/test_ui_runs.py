@@ -220,7 +220,7 @@ def cookies(url: ui_pages.Page) -> dict[str, str]:
     reply = connection.getresponse()
     cookie = reply.getheader("set-cookie", "")
     assert (reply.status, reply.getheader("location")) == (303, "/runs/made?x=1")
-    assert "HttpOnly" in cookie and "SameSite=Strict" in cookie
+    assert "HttpOnly" in cookie and "SameSite=strict" in cookie
     return {"Cookie": f"other=1; {cookie.partition(';')[0]}"}
 
 

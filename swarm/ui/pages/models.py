@@ -43,7 +43,7 @@ NORM_HELP = (
 
 
 def register_page(home: AppState) -> None:
-    """Register the page at /models."""
+    """Register the pages at /models and /pool?folder=FOLDER."""
 
     @ui.page("/models")
     def models_page() -> None:
@@ -53,6 +53,18 @@ def register_page(home: AppState) -> None:
 
         with page_frame("Models"):
             draw_when_loaded(load, lambda found: _draw_models(home, *found))
+
+    @ui.page("/pool")
+    def pool_page(folder: str = "") -> None:
+        def open_pool() -> None:
+            ui.navigate.to(f"/pool?{urlencode({'folder': field.value or ''})}")
+
+        with page_frame("Pool", "Start"):
+            chosen = folder.strip() or home.pool
+            with ui.row().classes("items-center gap-2 w-full no-wrap"):
+                field = ui.input("Pool folder", value=chosen).classes("grow min-w-0")
+                ui.button("Inspect", on_click=open_pool).props("outline")
+            draw_when_loaded(lambda: inspect_folder(chosen), draw_inspection)
 
 
 def _draw_models(
@@ -287,22 +299,6 @@ def _draw_row(name: str, details: str, linked: bool = True) -> None:
         else:
             ui.label(name)
         draw_text(details, "quiet")
-
-
-def register_pool_page(home: AppState) -> None:
-    """Register the page at /pool?folder=FOLDER."""
-
-    @ui.page("/pool")
-    def pool_page(folder: str = "") -> None:
-        def open_pool() -> None:
-            ui.navigate.to(f"/pool?{urlencode({'folder': field.value or ''})}")
-
-        with page_frame("Pool", "Start"):
-            chosen = folder.strip() or home.pool
-            with ui.row().classes("items-center gap-2 w-full no-wrap"):
-                field = ui.input("Pool folder", value=chosen).classes("grow min-w-0")
-                ui.button("Inspect", on_click=open_pool).props("outline")
-            draw_when_loaded(lambda: inspect_folder(chosen), draw_inspection)
 
 
 def draw_inspection(found: PoolInspection) -> None:

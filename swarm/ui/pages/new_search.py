@@ -162,8 +162,8 @@ class SearchForm:
 
     def __init__(self, home: AppState) -> None:
         self._home = home
-        self._changed: float | None = None
-        self._checking = False
+        self._arguments: list[str] | None = None  # of a form that is not checked yet
+        self._changed, self._checking = 0.0, False
         chosen, given = initial_form(home)
         columns = "w-full grid grid-cols-1 md:grid-cols-2 gap-x-6 gap-y-3"
         with ui.card().classes("w-full gap-4"):
@@ -234,29 +234,26 @@ class SearchForm:
     def _refresh_command(self) -> None:
         self._plan.set_visibility(False)
         self._cost.set_text("")
-        error = ""
-        self._changed = None
+        self._start.error.set_text("")
+        self._arguments, self._changed = None, time.monotonic()
         try:
-            self._command.set_text(format_command(self._build_arguments()))
-            self._changed = time.monotonic()
-        except UserError as wrong:
-            error = str(wrong)
-        self._start.error.set_text(error)
+            self._arguments = self._build_arguments()
+            self._command.set_text(format_command(self._arguments))
+        except UserError as error:
+            self._start.error.set_text(str(error))
 
     async def _check_search(self) -> None:
         """Show the plan and its cost, by a dry run, after the form has not changed for a while."""
-        changed = self._changed
-        if changed is None or self._checking or self._start.is_running:
-            return
-        if time.monotonic() - changed < CHECK_DELAY_S:
+        arguments, busy = self._arguments, self._checking or self._start.is_running
+        if not arguments or busy or time.monotonic() - self._changed < CHECK_DELAY_S:
             return
         self._checking = True
         self._cost.set_text("Computing the cost …")
-        valid, told = await run_in_thread(check_search, self._build_arguments(), self._home.folder)
+        valid, told = await run_in_thread(check_search, arguments, self._home.folder)
         self._checking = False
-        if self._changed != changed:  # the form changed meanwhile
+        if self._arguments is not arguments:  # the form changed meanwhile
             return
-        self._changed = None
+        self._arguments = None
         self._cost.set_text(told.split("\n")[0] if valid else "")
         self._start.error.set_text("" if valid else told)
         self._plan_text.set_text(told)

@@ -1,7 +1,6 @@
 """Page of one run: progress, results, log and actions."""
 
 from collections.abc import Callable
-from html import escape
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,8 @@ from nicegui import app, ui
 
 from swarm._util.threads import run_in_thread
 from swarm.errors import UserError
-from swarm.report.document import TableBlock
-from swarm.report.page import VERDICT_SIGNS, build_report, render_page
+from swarm.report.document import ChangedItems
+from swarm.report.page import VERDICT_SIGNS, build_report, render_changed_items, render_page
 from swarm.runs.folder import RUNS_FOLDER
 from swarm.ui.layout import (
     draw_alert,
@@ -58,9 +57,6 @@ GROWING_CHARTS = ("domains", "modules")
 
 MAX_POSITIONS_SHOWN = 1000
 """Maximum number of positions in the table; the CSV has all."""
-
-MAX_ANSWERS_SHOWN = 200
-"""Maximum number of answers in the details of a position, wrong ones first."""
 
 OPEN_TEMPLATE = """<q-td :props="props">
   <q-btn flat dense round size="sm" icon="open_in_full"
@@ -160,18 +156,15 @@ class PositionsCard:
         except UserError as error:
             ui.notify(str(error), type="negative", multi_line=True)
             return
-        card = ui.card().classes("w-full gap-2").style("max-width: 60rem")
-        with ui.dialog(value=True) as dialog, card:
+        with ui.dialog(value=True) as dialog, ui.card().classes("w-full gap-2") as card:
+            card.style("max-width: 60rem")
             draw_heading(found.title)
             ui.label(found.description)
             with ui.element("div").classes("w-full shrink-0").style("overflow-x: auto"):
                 draw_table(found.coefficients)
-            if count := len(found.answers):
-                with ui.expansion(f"Items, the lowest values first ({count})"):
-                    shown = found.answers[:MAX_ANSWERS_SHOWN]
-                    draw_table(TableBlock("", ["item", "value", "answer"], shown), "left")
-                    if more := count - len(shown):
-                        ui.label(f"{more} more are not shown.").classes("quiet")
+            if found.answers.rows:
+                with ui.expansion("Items, the lowest values first"):
+                    draw_table(found.answers, "left")
             ui.button("Close", on_click=dialog.close).props("flat")
         dialog.on("hide", dialog.delete)
 
@@ -314,15 +307,17 @@ class RunPage:
 
     async def _show_changed(self) -> None:
         try:
-            found = await run_in_thread(load_changed_items, self._path, self._baseline.value)
+            blocks = await run_in_thread(load_changed_items, self._path, self._baseline.value)
         except UserError as error:
-            found = [str(error)], []
+            blocks = [str(error)]
         self._items.clear()
         with self._items:
-            for sentence in found[0]:
-                draw_text(sentence)
-            for title, html in found[1]:
-                ui.html(f"<h3>{escape(title)}</h3>{html}", sanitize=False).classes("w-full")
+            for one in blocks:
+                if isinstance(one, ChangedItems):
+                    draw_heading(one.title)
+                    ui.html(render_changed_items(one), sanitize=False).classes("w-full")
+                else:
+                    draw_text(str(one))
 
     async def _stop_search(self) -> None:
         await self._act(self._home.launcher.stop_search, "Stopping; finished work is stored.")

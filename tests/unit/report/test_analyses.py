@@ -35,36 +35,31 @@ def made(
         }
         scored = [None if row is None else len(row) for row in values]
         told = {"items_scored": scored, "prompts_scored": sum(n or 0 for n in scored)}
-        record.add_iteration(
-            x, utilities, answers, {}, {**told, **(facts[number] if facts else {})}
-        )
+        told |= facts[number] if facts else {}
+        record.add_iteration(x, utilities, answers, {}, told)
     return RunFolder(folder)
 
 
-# Emergence
-
-
-def test_the_shares_are_those_counted_by_hand(tmp_path: Path) -> None:
+def test_emergence_is_that_counted_by_hand(tmp_path: Path) -> None:
     start = [[1, 0, 0, 0, 0, 1], [0, 1, 0, 0, 0, 1]]
     end = [[1, 0, 1, 0, 0, 1], [0, 1, 1, 1, 0, 0]]
-    found = analyses.measure_emergence(made(tmp_path, [start, end]))
+    found = analyses.measure_emergence(made(tmp_path / "a", [start, end]))
     shares = {name: one["observed"] for name, one in found["shares"].items()}
     assert (found["items"], found["particles"], found["hard_items"]) == (6, 2, 3)
     # More right: items 2 and 3 of 6. Wrong for both at the start: 2, 3 and 4.
-    assert shares["C-surge"][::3] == (2 / 6, 6)
-    assert shares["C-emerge"][::3] == (2 / 3, 3)
+    assert shares["C-surge"][::3] == (2 / 6, 6) and shares["C-emerge"][::3] == (2 / 3, 3)
     # Both end with 3 of 6, the first of equals counts: it solves item 2 alone.
     assert shares["best alone"][::3] == (1 / 3, 3)
-    mirror = found["mirror"]
-    assert (mirror["more_right"], mirror["fewer_right"]) == (2, 1)
-    assert (mirror["emerged"], mirror["vanished"]) == (2, 0)
-
-
-def test_a_personal_best_counts_and_not_the_last_round(tmp_path: Path) -> None:
-    first, better, worse = [[1, 0, 0], [0, 1, 0]], [[1, 1, 0], [0, 1, 1]], [[0, 0, 0], None]
-    found = analyses.measure_emergence(made(tmp_path, [first, better, worse]))
+    assert list(found["mirror"].values()) == [2, 1, 2, 0]
+    # A personal best counts, not the last round.
+    rounds: list[Values] = [[[1, 0, 0], [0, 1, 0]], [[1, 1, 0], [0, 1, 1]], [[0, 0, 0], None]]
+    found = analyses.measure_emergence(made(tmp_path / "b", rounds))
     assert found["shares"]["C-emerge"]["observed"].mean == 1.0
     assert found["mirror"]["fewer_right"] == 0
+    found = analyses.measure_emergence(made(tmp_path / "c", [[[1, 1], [1, 0]]]))
+    assert found["shares"]["C-emerge"] is None and found["shares"]["C-surge"]["observed"].mean == 0
+    rated = analyses.measure_emergence(made(tmp_path / "d", [[[0.5, 1], [1, 0]]]))
+    assert not rated["applies"] and rated["reason"].startswith("the answers' values are not all")
 
 
 def swarm_of_guessers(seed: int, particles: int = 8, items: int = 60) -> tuple[Any, Any, int]:
@@ -83,37 +78,18 @@ def test_guessers_do_not_come_out_as_emergent() -> None:
     """Although they are selected on these items, and seem to have learnt much."""
     swarms = [analyses.compare_with_controls(*swarm_of_guessers(seed)) for seed in range(30)]
     for name in ("C-surge", "C-emerge", "best alone"):
-        found = [one["shares"][name] for one in swarms]
-        known = [share for share in found if share is not None]
+        known = [share for one in swarms if (share := one["shares"][name]) is not None]
         inside = [s["chance"][1] <= s["observed"].mean <= s["chance"][2] for s in known]
         assert np.mean(inside) > 0.85, name
         assert np.mean([s["p_above_chance"] <= 0.05 for s in known]) < 0.2, name
     assert np.mean([one["shares"]["C-emerge"]["observed"].mean for one in swarms]) > 0.8
-    # Guessers improve on the items that they are selected on: of the mirror, no p-value.
-    mirrors = [one["mirror"] for one in swarms]
-    assert all(one["more_right"] > one["fewer_right"] for one in mirrors)
-    assert not any("p_" in name for one in mirrors for name in one)
-
-
-def test_particles_that_answer_alike_are_one_guesser() -> None:
+    # Guessers improve on the items that they are selected on.
+    assert all(one["mirror"]["more_right"] > one["mirror"]["fewer_right"] for one in swarms)
+    # Particles that answer alike are one guesser.
     start, end, best = swarm_of_guessers(2)
     end[:] = np.arange(60) % 3 == 0
     chance = analyses.compare_with_controls(start, end, best)["shares"]["C-emerge"]["chance"][0]
     assert abs(chance - 1 / 3) < 0.03
-
-
-def test_nothing_hard_and_nothing_to_count(tmp_path: Path) -> None:
-    run = made(tmp_path, [[[1, 1], [1, 0]]])
-    found = analyses.measure_emergence(run)
-    assert found["shares"]["C-emerge"] is None and found["shares"]["C-surge"]["observed"].mean == 0
-
-
-def test_ratings_have_no_emergence(tmp_path: Path) -> None:
-    found = analyses.measure_emergence(made(tmp_path, [[[0.5, 1], [1, 0]]]))
-    assert not found["applies"] and found["reason"].startswith("the answers' values are not all")
-
-
-# Rank of origin
 
 
 @pytest.mark.parametrize(
@@ -129,47 +105,34 @@ def test_ratings_have_no_emergence(tmp_path: Path) -> None:
 def test_the_rank_of_origin(
     tmp_path: Path, start: list[float], winner: int, rank: float, best: bool, bottom: bool
 ) -> None:
-    found = started(tmp_path, start, winner)
+    """Of a run of so many tenths right, in which one particle gets all right."""
+    values = [[1.0] * round(10 * u) + [0.0] * (10 - round(10 * u)) for u in start]
+    end = [[1.0] * 10 if i == winner else None for i in range(len(start))]
+    found = analyses.rank_of_origin(made(tmp_path, [values, end]))
     assert (found["particle"], found["rank"], found["of"]) == (winner, rank, len(start))
     assert (found["started_best"], found["bottom_half"]) == (best, bottom)
     assert found["start_kind"] == (["amber", "birch", *["crossover child"] * 2][winner])
 
 
-def started(folder: Path, start: list[float], winner: int) -> dict[str, Any]:
-    """The origin in a run of so many tenths right, in which one particle gets all right."""
-    values = [[1.0] * round(10 * u) + [0.0] * (10 - round(10 * u)) for u in start]
-    end = [[1.0] * 10 if i == winner else None for i in range(len(start))]
-    return analyses.rank_of_origin(made(folder, [values, end]))
-
-
-# Trajectories
-
-
-def test_the_spread_of_the_swarm(tmp_path: Path) -> None:
+def test_spread_and_hull_of_the_swarm(tmp_path: Path) -> None:
     x = [[[1, 0, 0], [0, 1, 0]], [[0.5, 0.5, 0], [0.5, 0.5, 0]], [[1.5, -0.5, 0], [0.5, 0.5, 0]]]
     values: list[Values] = [[[1, 0], [0, 0]], [[0, 0], [0, 0]], [[1, 1], [0, 0]]]
-    run = made(tmp_path, values, x, ("amber", "birch", "cedar"))
+    run = made(tmp_path / "a", values, x, ("amber", "birch", "cedar"))
     found = analyses.measure_trajectory(run)
     # Two corners are half of sqrt 2 from their middle; then both are in one place.
     assert found["diversity"][:2] == pytest.approx([0.5**0.5, 0])
     assert found["outside"] == pytest.approx([0, 0, 0.5])
-
-
-def test_free_sums_are_outside_of_the_hull_and_a_start_has_one_name(tmp_path: Path) -> None:
+    assert analyses.best_positions(run).tolist() == [x[0][0], x[0][0], x[2][0]]
+    # A sum other than 1 is outside, and each kind of start has a name.
     x = [[[1, 0], [0, 1], [0.75, 0.75], [0.5, 0.5], [0.9, 0.1], [0.9, 0.3]]]
-    run = made(tmp_path, [[[1.0, 0.0]] * 5 + [[1.0, 1.0]]], x)
-    assert analyses.measure_trajectory(run)["outside"] == pytest.approx([2 / 6])
-    kinds = [analyses.describe_start(run, i) for i in range(6)]
+    models = PairedComparison(made(tmp_path / "b", [[[1.0, 0.0]] * 5 + [[1.0, 1.0]]], x))
+    kinds = [analyses.describe_start(models.run, i) for i in range(6)]
     soups = ["1.5 x soup", "uniform soup"]
     assert kinds == ["amber", "birch", *soups, "crossover child", "drawn"]
-    assert analyses.rank_of_origin(run)["start_kind"] == "drawn"
-    *_, table = sections.progress_blocks(PairedComparison(run))
-    assert sorted(row[1] for row in table.rows) == sorted(kinds)
-    _, spread = sections.diversity_blocks(PairedComparison(run))
-    assert "33%" in spread and "a sum other than 1" in spread
-
-
-# Economy
+    assert analyses.rank_of_origin(models.run)["start_kind"] == "drawn"
+    *_, table = sections.progress_blocks(models)
+    assert sorted(row[1] for row in table.rows) == sorted(kinds)  # type: ignore[union-attr]
+    assert "were 33% of the particles" in str(sections.diversity_blocks(models)[-1])
 
 
 def test_what_dropping_and_racing_saved(tmp_path: Path) -> None:

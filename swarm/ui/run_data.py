@@ -163,9 +163,8 @@ class RunSeries(NamedTuple):
     Attributes:
         verdict: The verdict; before the end, how far the search is.
         notes: The best found in words, and caveats.
-        tables: Start and end: all models, then domains and parts.
+        tables: Start and end: all models, domains, parts, and points of the front.
         charts: ECharts options by the name of the chart; a chart that does not apply is missing.
-        points: Front of a task with several parts.
         baselines: Models that the best found can be compared with, the first by default.
     """
 
@@ -175,7 +174,6 @@ class RunSeries(NamedTuple):
     comparisons: TableBlock | None
     tables: list[TableBlock]
     charts: dict[str, dict[str, Any]]
-    points: TableBlock | None
     baselines: list[str]
     positions: PositionTable
 
@@ -195,7 +193,9 @@ def load_run_series(path: Path) -> RunSeries:
         verdict = verdict._replace(headline="Not over yet")
     blocks = start_end_blocks(models)
     sentences = [one for one in blocks if isinstance(one, str)]
-    front = run.front if run.front and len(run.front.names) > 1 else None
+    tables = [one for one in blocks if isinstance(one, TableBlock)]
+    if front := run.front if run.front and len(run.front.names) > 1 else None:
+        tables.append(front_table(run, front))
     drawn = {
         "particles": charts.particle_chart(run),
         "coefficients": charts.coefficient_chart(run),
@@ -208,9 +208,8 @@ def load_run_series(path: Path) -> RunSeries:
         notes=sentences + (list_caveats(run.verdict) if run.verdict else []),
         figures=headline_figures(models),
         comparisons=comparison_table(models),
-        tables=[one for one in blocks if isinstance(one, TableBlock)],
+        tables=tables,
         charts={name: one for name, one in drawn.items() if one},
-        points=front_table(run, front) if front else None,
         baselines=models.list_baselines(),
         positions=tabulate_positions(run),
     )

@@ -15,9 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swarm.errors import UserError
 from swarm.export.export import Export
-from swarm.export.gguf_writer import (
-    interleave_rope_rows,
-)
+from swarm.export.gguf_writer import interleave_rope_rows
 from swarm.pool.adapter import read_adapter
 from swarm.runs.folder import read_state
 from swarm.runs.verdict import read_verdict
@@ -27,34 +25,26 @@ PROMPTS = (
     "Choose the best option and",
     "a graph of 5 nodes",
 )
-LAST = {
-    "q_proj": "attn_q",
-    "k_proj": "attn_k",
-    "v_proj": "attn_v",
-    "o_proj": "attn_output",
-    "gate_proj": "ffn_gate",
-    "up_proj": "ffn_up",
-    "down_proj": "ffn_down",
+PROJECTIONS = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
 }
-PROJECTIONS = tuple(LAST)
-
-
-def greedy(model: Any, tokenizer: Any, count: int = 12) -> list[list[int]]:
-    """The ids that a model writes after each prompt."""
-    found = []
-    for prompt in PROMPTS:
-        ids = tokenizer(prompt, return_tensors="pt").input_ids
-        out = model.generate(ids, max_new_tokens=count, do_sample=False)
-        found.append(out[0].tolist())
-    return found
+TARGETS = tuple(name.partition(".")[2] for name in PROJECTIONS.values())
 
 
 def load(folder: Path, **more: Any) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **more).eval()
 
 
-def value(file: Path, key: str) -> Any:
-    return gguf.GGUFReader(file).get_field(key).contents()
+def greedy(model: Any, tokenizer: Any) -> list[list[int]]:
+    """The ids that a model writes after each prompt."""
+    asked = [tokenizer(prompt, return_tensors="pt").input_ids for prompt in PROMPTS]
+    return [model.generate(ids, max_new_tokens=12, do_sample=False)[0].tolist() for ids in asked]
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -65,33 +55,31 @@ def test_a_gguf_answers_as_the_merged_model(tied: bool, tmp_path: Path) -> None:
         model.config.tie_word_embeddings = True
         model.tie_weights()
         model.save_pretrained(base)
-    tiny.expert(base, tmp_path / "mine", 3, targets=PROJECTIONS)
-    Export(str(tmp_path / "mine"), str(tmp_path / "whole"), "merged", dtype="float16").write()
-    said = Export(str(tmp_path / "mine"), str(tmp_path / "small"), "gguf").write()
-    assert said[-1] == f"ollama create small -f {tmp_path}/small/Modelfile"
+    mine, whole, small = (tmp_path / name for name in ("mine", "whole", "small"))
+    tiny.expert(base, mine, 3, targets=TARGETS)
+    Export(str(mine), str(whole), "merged", dtype="float16").write()
+    said = Export(str(mine), str(small), "gguf").write()
+    assert said[-1] == f"ollama create small -f {small}/Modelfile"
     names = ["Modelfile", "README.md", "small-F16.gguf", "swarm.json"]
-    assert sorted(one.name for one in (tmp_path / "small").iterdir()) == names
-    merged, again = (
-        load(tmp_path / "whole"),
-        load(tmp_path / "small", gguf_file="small-F16.gguf"),
-    )
+    assert sorted(one.name for one in small.iterdir()) == names
+    merged, again = load(whole), load(small, gguf_file="small-F16.gguf")
     for key, weight in merged.state_dict().items():
         assert torch.equal(weight, again.state_dict()[key]), key
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "whole")
-    stored = AutoTokenizer.from_pretrained(tmp_path / "small", gguf_file="small-F16.gguf")
+    tokenizer = AutoTokenizer.from_pretrained(whole)
+    stored = AutoTokenizer.from_pretrained(small, gguf_file="small-F16.gguf")
     assert greedy(again, tokenizer) == greedy(merged, tokenizer)
     for prompt in (*PROMPTS, *tiny.TEXT):
         ids = [one(prompt, add_special_tokens=False).input_ids for one in (tokenizer, stored)]
         assert ids[0] == ids[1]
     assert stored.chat_template == tokenizer.chat_template == tiny.CHAT
-    file = tmp_path / "small" / "small-F16.gguf"
-    assert value(file, "tokenizer.ggml.pre") == "gpt-2"
-    assert value(file, "tokenizer.ggml.add_bos_token") is True
-    assert (value(file, "tokenizer.ggml.bos_token_id"), stored.eos_token_id) == (1, 2)
-    assert len(value(file, "tokenizer.ggml.tokens")) == value(file, "llama.vocab_size") == 308
-    assert ("output.weight" in {one.name for one in gguf.GGUFReader(file).tensors}) is not tied
-    text = (tmp_path / "small" / "README.md").read_text()
-    assert "library_name: gguf" in text and "llama-cli -m small-F16.gguf" in text
+    reader = gguf.GGUFReader(small / "small-F16.gguf")
+    values = {name: field.contents() for name, field in reader.fields.items()}
+    assert values["tokenizer.ggml.pre"] == "gpt-2" and values["tokenizer.ggml.add_bos_token"]
+    assert (values["tokenizer.ggml.bos_token_id"], stored.eos_token_id) == (1, 2)
+    assert len(values["tokenizer.ggml.tokens"]) == values["llama.vocab_size"] == 308
+    assert ("output.weight" in {one.name for one in reader.tensors}) is not tied
+    card = (small / "README.md").read_text()
+    assert "library_name: gguf" in card and "llama-cli -m small-F16.gguf" in card
 
 
 def test_the_card_has_baselines_domains_and_commands(
@@ -103,20 +91,13 @@ def test_the_card_has_baselines_domains_and_commands(
         for number, item in enumerate(content[split]):
             item["domain"] = ("hills", "rivers")[number % 2]
     task.write_text(json.dumps(content))
-    words = searches.arguments(
-        tmp_path,
-        tiny_llama,
-        tiny_pool,
-        "first",
-        optimizer__max_iterations=1,
-        baselines="[base,soup]",
-    )
+    keys = {"optimizer__max_iterations": 1, "baselines": "[base,soup]"}
+    words = searches.arguments(tmp_path, tiny_llama, tiny_pool, "first", **keys)
     done = commands.run("swarm.search", *words)
     assert done.code == 0, done.err
     run = tmp_path / "search" / "first"
     Export(str(run), str(tmp_path / "small"), "gguf", quantize="q8_0").write()
-    card = (tmp_path / "small" / "README.md").read_text()
-    state = read_state(run)
+    card, state = (tmp_path / "small" / "README.md").read_text(), read_state(run)
     for one in read_verdict(state).alternatives:
         if one.name not in ("expert", "constant"):
             assert f"Gain over the {one.label}, {one.test.utility:.3f} on test: " in card
@@ -128,52 +109,51 @@ def test_the_card_has_baselines_domains_and_commands(
     assert all(f"{name} {number}" in part for name, number in packages.items())
 
 
-def test_a_lora_gguf_adds_up_to_the_merged_model(tiny_llama: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"rank_pattern": {"q_proj": 6}, "alpha_pattern": {"v_proj": 5}},
+        {"use_rslora": True},
+    ],
+)
+def test_a_lora_gguf_adds_up_to_the_merged_model(
+    options: dict[str, Any], tiny_llama: Path, tmp_path: Path
+) -> None:
     """As llama.cpp applies it where alpha is 0: W + B A."""
-    patterns = {"rank_pattern": {"q_proj": 6}, "alpha_pattern": {"v_proj": 5}}
-    kinds: dict[str, dict[str, Any]] = {"same": {}, "varied": patterns, "rs": {"use_rslora": True}}
-    for name, options in kinds.items():
-        source, to = tmp_path / name, tmp_path / f"{name}_out"
-        tiny.expert(tiny_llama, source, 3, targets=PROJECTIONS, **options)
-        said = Export(str(source), str(to), "gguf_lora").write()
-        assert said[-1].startswith("llama-cli -m BASE.gguf --lora")
-        Export(str(source), str(tmp_path / f"{name}_full"), "gguf").write()
-        lora = gguf.GGUFReader(to / f"{name}_out-lora-F32.gguf")
-        assert lora.get_field("adapter.lora.alpha").contents() == 0.0
-        assert lora.get_field("general.type").contents() == "adapter"
-        weights = {one.name: torch.tensor(one.data) for one in lora.tensors}
-        full = gguf.GGUFReader(tmp_path / f"{name}_full" / f"{name}_full-F16.gguf")
-        base = tiny.load(tiny_llama).state_dict()
-        for one in full.tensors:
-            if f"{one.name}.lora_a" not in weights:
-                continue
-            a, b = weights[f"{one.name}.lora_a"], weights[f"{one.name}.lora_b"]
-            part = {"attn_q": 4, "attn_k": 2}.get(one.name.split(".")[2])
-            layer, last = one.name.split(".")[1:3]
-            ends = f"layers.{layer}.", {value: key for key, value in LAST.items()}[last]
-            module = next(
-                m for m in read_adapter(source).shapes if ends[0] in m and m.endswith(ends[1])
-            )
-            plain = base[f"{module}.weight"]
-            plain = interleave_rope_rows(plain, part) if part else plain
-            total = plain + b @ a
-            assert torch.allclose(total, torch.tensor(one.data).float(), atol=1e-3, rtol=1e-3)
-        assert "ADAPTER ./" in (to / "Modelfile").read_text()
+    mine, to, full = (tmp_path / name for name in ("mine", "lora", "full"))
+    tiny.expert(tiny_llama, mine, 3, targets=TARGETS, **options)
+    said = Export(str(mine), str(to), "gguf_lora").write()
+    assert said[-1].startswith("llama-cli -m BASE.gguf --lora")
+    assert "ADAPTER ./" in (to / "Modelfile").read_text()
+    Export(str(mine), str(full), "gguf").write()
+    lora = gguf.GGUFReader(to / "lora-lora-F32.gguf")
+    assert lora.get_field("adapter.lora.alpha").contents() == 0.0
+    assert lora.get_field("general.type").contents() == "adapter"
+    factors = {one.name: torch.tensor(one.data) for one in lora.tensors}
+    summed = {one.name: one.data for one in gguf.GGUFReader(full / "full-F16.gguf").tensors}
+    weights, heads = tiny.load(tiny_llama).state_dict(), {"attn_q": 4, "attn_k": 2}
+    assert len(factors) == 2 * len(read_adapter(mine).shapes)
+    for name in (one.removesuffix(".lora_a") for one in factors if one.endswith(".lora_a")):
+        _, layer, last, _ = name.split(".")
+        plain = weights[f"model.layers.{layer}.{PROJECTIONS[last]}.weight"]
+        plain = interleave_rope_rows(plain, heads[last]) if last in heads else plain
+        total = plain + factors[f"{name}.lora_b"] @ factors[f"{name}.lora_a"]
+        wanted = torch.tensor(summed[name]).float()
+        assert torch.allclose(total, wanted, atol=1e-3, rtol=1e-3), name
 
 
 def test_other_models_are_refused_before_anything_is_written(
-    tiny_gemma: Path, tiny_llama: Path, tmp_path: Path
+    tiny_gemma: Path, tmp_path: Path
 ) -> None:
     tiny.expert(tiny_gemma, tmp_path / "mine", 3)
     for kind in ("gguf", "gguf_lora"):
         with pytest.raises(UserError, match=r"architecture is gemma; supported: llama models"):
             Export(str(tmp_path / "mine"), str(tmp_path / "out"), kind).write()
-    tiny.expert(tiny_llama, tmp_path / "other", 3)
-    for options, says in (
-        ({"format": "gguf", "quantize": "q5"}, "quantize=q5: must be q8_0 or q4_0"),
-        ({"format": "merged", "quantize": "q8_0"}, "quantize=q8_0: only with format=gguf"),
-        ({"format": "gguf", "dtype": "float16"}, "dtype=float16"),
+    for more, says in (
+        ({"quantize": "q5"}, "quantize=q5: must be q8_0 or q4_0"),
+        ({"dtype": "float16"}, "dtype=float16"),
     ):
         with pytest.raises(UserError, match=says):
-            Export(str(tmp_path / "other"), str(tmp_path / "out"), **options)
+            Export(str(tmp_path / "mine"), str(tmp_path / "out"), "gguf", **more)
     assert not (tmp_path / "out").exists()

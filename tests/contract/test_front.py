@@ -186,7 +186,7 @@ def test_the_report_and_the_page_show_the_front(found: Path) -> None:
     run_folders.Document(html)
     assert 'id="front"' in html and "point 1" in html
     shown = load_run_series(found)
-    assert shown.points is not None and shown.points.rows == table.rows
+    assert shown.tables[-1].rows == table.rows
     assert shown.charts["front"]["series"][-1]["name"] == "front on dev"
     assert json.loads(json.dumps(shown.charts)) == shown.charts
 

@@ -2,8 +2,6 @@
 
 import json
 import re
-import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -61,17 +59,6 @@ def anew(page: Any) -> None:
     page.locator(".chat-answers").first.wait_for(state="detached")
 
 
-def drag_to_the_end(page: Any, slider: Any) -> None:
-    """Move a slider's handle as far to the right as it goes."""
-    slider.scroll_into_view_if_needed()
-    box = slider.bounding_box()
-    middle = box["y"] + box["height"] / 2
-    page.mouse.move(box["x"] + box["width"] / 2, middle)
-    page.mouse.down()
-    page.mouse.move(box["x"] + box["width"] + 50, middle, steps=3)
-    page.mouse.up()
-
-
 def choose(page: Any, *names: str) -> None:
     """Type names into the field of models."""
     field = page.get_by_role("combobox").first
@@ -91,12 +78,10 @@ def text_of(card: Any) -> str:
 @pytest.mark.parametrize(("size", "scheme"), [("desk", "dark"), ("telephone", "light")])
 def test_each_page_opens(browser: Any, page_url: str, size: str, scheme: str) -> None:
     with shown(browser, page_url, size, scheme) as page:
-        for name in ("Models", "Talk", "Compare"):
+        for name in ("Talk", "Compare", "Models"):
             page.goto(f"{page_url}{name.lower()}")
             page.get_by_role("heading", name=name, exact=True).wait_for()
             fits(page, size)
-            assert fake_models.KEY not in page.content()
-        page.goto(f"{page_url}models")
         page.get_by_text("Endpoints:").click()
         page.get_by_text("FAKE_KEY is set").wait_for()
         page.get_by_text("NO_SUCH_KEY is not set").wait_for()
@@ -106,9 +91,10 @@ def test_each_page_opens(browser: Any, page_url: str, size: str, scheme: str) ->
         fits(page, size)
 
 
-def test_a_chat_remembers_and_shows_text_as_text(
+def test_a_chat_remembers_stops_and_shows_text_as_text(
     browser: Any, page_url: str, page_endpoint: endpoints.Endpoint
 ) -> None:
+    page_endpoint.left.clear()
     with shown(browser, page_url) as page:
         page.goto(f"{page_url}talk?model=fake/one")
         page.get_by_text("Settings").click()
@@ -131,6 +117,12 @@ def test_a_chat_remembers_and_shows_text_as_text(
         assert [one["question"] for one in kept] == [HOSTILE, "again"]
         assert kept[1]["answers"][0]["stages"][0][0]["prompt"][-1]["content"] == "again"
         anew(page)
+        page.get_by_label("Question").fill("slow")
+        page.get_by_label("Question").press("Enter")
+        page.get_by_text("begun").wait_for()
+        page.get_by_text("Stop", exact=True).click()
+        page.get_by_text("stopped").wait_for()
+        assert page_endpoint.left.wait(60)
         assert text_of(ask(page, "anew")) == "user: anew / system: Be brief."
 
 
@@ -168,48 +160,43 @@ def test_stages_errors_and_several_at_once(browser: Any, page_url: str) -> None:
         fits(page, "telephone")
 
 
-def test_stop(browser: Any, page_url: str, page_endpoint: endpoints.Endpoint) -> None:
-    page_endpoint.left.clear()
-    with shown(browser, page_url) as page:
-        page.goto(f"{page_url}talk?model=fake/one")
-        page.get_by_label("Question").fill("slow")
-        page.get_by_label("Question").press("Enter")
-        page.get_by_text("begun").wait_for()
-        page.get_by_text("Stop", exact=True).click()
-        page.get_by_text("stopped").wait_for()
-        assert page_endpoint.left.wait(60)
-        assert text_of(ask(page, "again")) == "user: again"
-
-
 def test_sliders_change_the_answer(
     browser: Any, page_url: str, page_folder: Path, roster: Roster
 ) -> None:
-    best = said(roster.model(f"local/{page_folder}/search/first"))
+    best, base = (
+        said(roster.model(f"local/{page_folder}/search/first")),
+        said(roster.model("local/base")),
+    )
     uniform = said(roster.blend(dict.fromkeys(tiny.NAMES, 0.25)))
-    assert len({best, uniform, said(roster.model("local/base"))}) == 3
+    assert len({best, uniform, base}) == 3
     with shown(browser, page_url) as page:
         page.goto(f"{page_url}models")
         assert text_of(ask(page, QUESTION)) == uniform
         anew(page)
-        began = time.monotonic()
-        card = ask(page, QUESTION)
         # The model is in memory; measured by the page, from the click to the first text.
+        card = ask(page, QUESTION)
         seconds = re.search(r"first text after (\d+\.\d) s, ", card.inner_text())
         assert seconds and float(seconds[1]) < 2.0, card.inner_text()
-        assert float(seconds[1]) <= time.monotonic() - began
         anew(page)
         page.get_by_label("A run's best").click()
         page.get_by_role("option", name="best of first").click()
         page.get_by_role("switch", name="Ask the base too").click()
         cards = ask(page, QUESTION, 2)
-        assert [text_of(cards.nth(n)) for n in (0, 1)] == [best, said(roster.model("local/base"))]
+        assert [text_of(cards.nth(n)) for n in (0, 1)] == [best, base]
         page.get_by_label("Name").fill("mine")
         page.get_by_text("Save as adapter").click()
         page.get_by_role("link", name="local/mixtures/mine").wait_for()
         page.get_by_text("Save as adapter").click()
         page.get_by_text("already exists").wait_for()
         assert said(roster.model(f"local/{page_folder}/mixtures/mine")) == best
-        drag_to_the_end(page, page.get_by_label("coefficient of dune"))
+        slider = page.get_by_label("coefficient of dune")
+        slider.scroll_into_view_if_needed()
+        box = slider.bounding_box()
+        middle = box["y"] + box["height"] / 2
+        page.mouse.move(box["x"] + box["width"] / 2, middle)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] + 50, middle, steps=3)
+        page.mouse.up()
         page.get_by_text("sum 2.275").wait_for()
         page.get_by_role("spinbutton", name="amber").fill("-0.7")
         page.get_by_role("spinbutton", name="amber").press("Enter")
@@ -228,25 +215,23 @@ def test_a_mixture_is_scored_beside_its_neighbours(
     with shown(browser, page_url, "desk", "light") as page:
         page.goto(f"{page_url}models")
         page.get_by_text("All 0").click()
-        field = page.get_by_role("spinbutton", name="amber")
-        field.fill("0.7")
-        field.press("Enter")
+        page.get_by_role("spinbutton", name="amber").fill("0.7")
+        page.get_by_role("spinbutton", name="amber").press("Enter")
         page.get_by_label("Task", exact=True).fill("mmlu")
         page.locator(".q-menu .q-item", has_text=re.compile("^mmlu$")).click()
         page.get_by_label("Further keys").fill(f"task.file={many} task.scoring=logits")
         page.get_by_label("Dev items").fill("4000")
         score = page.get_by_role("button", name="Score", exact=True)
         score.click()
-        page.locator("[data-scoring]", has_text=re.compile("^[1-9]\\d* of \\d+ items")).wait_for()
+        page.locator("[data-job]", has_text=re.compile("^[1-9]\\d* of \\d+ items")).wait_for()
         page.get_by_text("sum 0.700").wait_for()
         page.get_by_text("Uniform", exact=True).click()  # the page answers while it scores
         page.get_by_text("sum 1.000").wait_for()
-        page.get_by_role("button", name="Stop scoring").click()
+        page.get_by_role("button", name="Stop: Score").click()
         page.get_by_text(re.compile("stopped after \\d+ of \\d+ items")).wait_for()
         page.get_by_label("Dev items").fill("12")
         score.click()
-        found = page.get_by_text("mixture: 0.25 amber + 0.25 birch + 0.25 cedar + 0.25 dune")
-        found.wait_for()
+        page.get_by_text("mixture: 0.25 amber + 0.25 birch + 0.25 cedar + 0.25 dune").wait_for()
         page.get_by_text("nearest expert: 1.00 amber").wait_for()
         assert page.get_by_text("uniform soup:").count() == 0  # it is the mixture
         for size in SIZES:
@@ -276,36 +261,27 @@ def test_a_mixture_by_hand_is_what_a_run_has_saved(
         roster.blend({"nobody": 1.0})
 
 
-def test_experts_of_two_bases_are_not_mixed(
-    tiny_llama: Path, tiny_qwen2: Path, tiny_pool: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(tiny_pool / "amber", tmp_path / "pool" / "amber")
-    tiny.expert(tiny_qwen2, tmp_path / "pool" / "other")
-    mixed = Roster(pool=str(tmp_path / "pool")).blend({"amber": 0.5, "other": 0.5})
-    with pytest.raises(UserError, match="cannot be mixed"):
-        mixed.check()  # type: ignore[attr-defined]
-
-
 def test_compare(browser: Any, page_url: str, page_folder: Path) -> None:
     (page_folder.parent / "outside.jsonl").write_text('{"answer": "no"}\n')
     with shown(browser, page_url, "telephone") as page:
         page.goto(f"{page_url}compare")
-        page.get_by_role("button", name="Compare", exact=True).click()
+        start = page.get_by_role("button", name="Compare", exact=True)
+        question = page.get_by_role("textbox", name="Question")
+        start.click()
         page.get_by_text("choose at least two").wait_for()
         choose(page, "fake/one", "fake/two")
-        page.get_by_role("textbox", name="Question").fill("slow")
-        page.get_by_role("button", name="Compare", exact=True).click()
+        question.fill("slow")
+        start.click()
         page.get_by_text("0 of 20 answers").wait_for()
         page.get_by_role("button", name="Stop").click()
         page.get_by_text("stopped; answers so far are stored").wait_for()
         page.goto(f"{page_url}compare")
         choose(page, "fake/one", "local/amber")
-        page.get_by_role("textbox", name="Question").fill("yes or no?")
+        question.fill("yes or no?")
         page.get_by_label("Maximum new tokens").fill("2")
         page.get_by_label("Samples per model").fill("3")
-        page.get_by_role("button", name="Compare", exact=True).click()
-        chart = page.get_by_role("img", name="Shares of the answers")
-        chart.locator("svg").wait_for()
+        start.click()
+        page.get_by_role("img", name="Shares of the answers").locator("svg").wait_for()
         page.get_by_text("Numbers").click()
         page.get_by_text("user: yes or no?", exact=True).first.wait_for()
         page.get_by_text("6 rows; 0 refused").wait_for()

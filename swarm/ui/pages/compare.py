@@ -1,7 +1,7 @@
 """Page Compare: one question to several models, and viewers of answer files."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
@@ -41,6 +41,9 @@ MAX_FILES_SHOWN = 200
 
 VIEWER_PATH = "/compare/view"
 """Path of the pages of answers, each under a number."""
+
+Viewer = Callable[[Any, str], str]
+"""Renders a page of answers with a name; returns its address."""
 
 
 class Comparison:
@@ -112,47 +115,30 @@ def resolve_file(home: AppState, path: str) -> Path:
         UserError: The path is outside of the folder, or does not exist.
     """
     folder = home.folder.resolve()
-    try:
-        file = (folder / path.strip()).resolve()
-        exists = file.is_file()
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path!r:.80} is not a path: {error}") from None
+    file = (folder / path.strip()).resolve()
     if not file.is_relative_to(folder):
         raise UserError(
             f"{path}: is outside of the folder where the page was started, {folder}; "
             "start the page there, or open the file with python -m swarm.compare view"
         )
-    if not exists:
+    if not file.is_file():
         raise UserError(f"{path}: no such file below {folder}; give a .jsonl or .csv file")
     return file
 
 
-class AnswerPages:
-    """Pages of answers that were opened, in HTML, each under a number."""
-
-    def __init__(self) -> None:
-        self._pages: list[str] = []
-
-    def open_viewer(self, data: Any, name: str) -> str:
-        """Render a page and return its URL.
-
-        Raises:
-            UserError: The data cannot be shown.
-        """
-        self._pages.append(render_page(load_rows(data), name))
-        return f"{VIEWER_PATH}/{len(self._pages) - 1}"
-
-    def respond(self, number: int) -> HTMLResponse:
-        """Return a page."""
-        if number < len(self._pages):
-            return HTMLResponse(self._pages[number])
-        return HTMLResponse("this page has ended; open the file again at /compare", 404)
-
-
 def register_page(home: AppState) -> None:
     """Register the page at /compare, and those of answers."""
-    viewers = AnswerPages()
-    app.add_api_route(f"{VIEWER_PATH}/{{number}}", viewers.respond)
+    pages: list[str] = []  # of answers that were opened, in HTML
+
+    @app.get(f"{VIEWER_PATH}/{{number}}")
+    def view_page(number: int) -> HTMLResponse:
+        if number < len(pages):
+            return HTMLResponse(pages[number])
+        return HTMLResponse("this page has ended; open the file again at /compare", 404)
+
+    def open_viewer(data: Any, name: str) -> str:
+        pages.append(render_page(load_rows(data), name))
+        return f"{VIEWER_PATH}/{len(pages) - 1}"
 
     @ui.page("/compare")
     def compare_page() -> None:
@@ -165,9 +151,9 @@ def register_page(home: AppState) -> None:
 
         def draw(found: tuple[list[str], list[Path]]) -> None:
             draw_heading("Compare the answers of several models")
-            _CompareForm(viewers, found[0])
+            _CompareForm(open_viewer, found[0])
             draw_heading("Answer files on this machine")
-            _draw_files(home, viewers, found[1])
+            _draw_files(home, open_viewer, found[1])
 
         with page_frame("Compare"):
             draw_when_loaded(load, draw)
@@ -176,8 +162,8 @@ def register_page(home: AppState) -> None:
 class _CompareForm:
     """Form for a question, number of samples and models, with the plot of the answers."""
 
-    def __init__(self, viewers: AnswerPages, names: list[str]) -> None:
-        self._viewers = viewers
+    def __init__(self, open_viewer: Viewer, names: list[str]) -> None:
+        self._open_viewer = open_viewer
         self._comparison: Comparison | None = None
         with ui.card().classes("w-full gap-2"):
             self._models = draw_model_field(names, "Models, at least two")
@@ -199,7 +185,7 @@ class _CompareForm:
         )
         await self._comparison.sample()
         df, section, remarks = await run_in_thread(self._comparison.summarize)
-        url = await run_in_thread(self._viewers.open_viewer, df, "answers")
+        url = await run_in_thread(self._open_viewer, df, "answers")
         figure = ui.html(section.figure, sanitize=False).classes("w-full bg-white answers")
         figure.props('role=img aria-label="Shares of the answers of each model"')
         with ui.expansion("Numbers"):
@@ -218,12 +204,12 @@ class _CompareForm:
         return f"{found.run.received} of {found.total} answers" if found else ""
 
 
-def _draw_files(home: AppState, viewers: AnswerPages, found: list[Path]) -> None:
+def _draw_files(home: AppState, open_viewer: Viewer, found: list[Path]) -> None:
     """Draw the list of answer files and an input field for other paths."""
 
     async def open_file() -> None:
         file = resolve_file(home, field.value or "")
-        ui.navigate.to(await run_in_thread(viewers.open_viewer, file, file.name))
+        ui.navigate.to(await run_in_thread(open_viewer, file, file.name))
 
     async def open_listed(path: str) -> None:
         field.set_value(path)

@@ -1,6 +1,7 @@
 """Page of one run: progress, results, log and actions."""
 
 from collections.abc import Callable
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -107,48 +108,38 @@ class PositionsCard:
 
     def __init__(self, path: Path, file: str) -> None:
         self._path = path
-        self._table: ui.table | None = None
-        with ui.card().classes("w-full gap-2 min-w-0") as self._card:
-            draw_heading("Evaluated positions")
+        best_first = {"rowsPerPage": 10, "sortBy": "c2", "descending": True}
+        with _draw_card("Evaluated positions") as self._card:
             csv = ui.button("CSV", icon="download", on_click=lambda: ui.download.from_url(file))
             csv.props("outline")
             self._message = ui.label("").classes("quiet text-sm").props("role=status")
-        self._card.set_visibility(False)
+            self._table = ui.table(rows=[], row_key="key", pagination=best_first).classes("w-full")
+        self._table.props("flat bordered dense").add_slot("body-cell-open", OPEN_TEMPLATE)
+        self._table.on("open", lambda event: self._open_details(event.args))
+        shown = [[], ["c0", "c1"], None]
+        self._table.on("rowClick", lambda event: self._open_details(event.args[1]), shown)
 
     def show(self, found: PositionTable) -> None:
         """Show the positions, the highest utilities first."""
         self._card.set_visibility(True)
-        if self._table is None:
-            with self._card:
-                self._table = self._draw_table(found.columns)
         rows = found.rows[(-found.rows[:, 2]).argsort(kind="stable")][:MAX_POSITIONS_SHOWN]
         cut = f", the {len(rows)} with the highest utilities shown" * (len(rows) < len(found.rows))
         self._message.set_text(
             f"{len(found.rows)} positions{cut}. Coefficients are means over the groups of modules "
             "where there are several. A click shows a position in full."
         )
-        self._table.rows[:] = [
+        columns: list[dict[str, Any]] = [
+            {"name": f"c{n}", "label": name, "field": f"c{n}", "sortable": True}
+            for n, name in enumerate(found.columns)
+        ]
+        for column in (columns[2], *columns[len(POSITION_COLUMNS) :]):
+            column[":format"] = "value => value.toFixed(3).replace(/^-(?=0\\.0+$)/, '')"
+        self._table.columns = [{"name": "open", "label": "", "field": ""}, *columns]
+        self._table.rows = [
             {f"c{n}": round(value, 4) for n, value in enumerate(row) if isfinite(value)}
             | {"key": f"{row[0]:.0f} {row[1]:.0f}"}
             for row in rows.tolist()
         ]
-        self._table.update()
-
-    def _draw_table(self, names: list[str]) -> ui.table:
-        columns: list[dict[str, Any]] = [{"name": "open", "label": "", "field": ""}]
-        for n, name in enumerate(names):
-            column = {"name": f"c{n}", "label": name, "field": f"c{n}", "sortable": True}
-            if n == 2 or n >= len(POSITION_COLUMNS):
-                column[":format"] = "value => value.toFixed(3).replace(/^-(?=0\\.0+$)/, '')"
-            columns.append(column)
-        best_first = {"rowsPerPage": 10, "sortBy": "c2", "descending": True}
-        table = ui.table(columns=columns, rows=[], row_key="key", pagination=best_first)
-        table.props("flat bordered dense").classes("w-full")
-        table.add_slot("body-cell-open", OPEN_TEMPLATE)
-        table.on("open", lambda event: self._open_details(event.args))
-        shown = [[], ["c0", "c1"], None]
-        table.on("rowClick", lambda event: self._open_details(event.args[1]), shown)
-        return table
 
     async def _open_details(self, row: dict[str, Any]) -> None:
         try:
@@ -162,9 +153,8 @@ class PositionsCard:
             ui.label(found.description)
             with ui.element("div").classes("w-full shrink-0").style("overflow-x: auto"):
                 draw_table(found.coefficients)
-            if found.answers.rows:
-                with ui.expansion("Items, the lowest values first"):
-                    draw_table(found.answers, "left")
+            with ui.expansion("Items, the lowest values first"):
+                draw_table(found.answers, "left")
             ui.button("Close", on_click=dialog.close).props("flat")
         dialog.on("hide", dialog.delete)
 
@@ -189,44 +179,30 @@ class RunPage:
         with ui.column().classes("w-full gap-1") as self._progress:
             self._bar = ui.linear_progress(0.0, show_value=False).props("aria-label=Progress")
             self._told = ui.label("").classes("quiet")
+        stop, resume = home.launcher.stop_search, home.launcher.resume_search
+        self._buttons: dict[str, ui.button] = {}
         with ui.row().classes("w-full items-center gap-2"):
-            self._stop, self._resume, self._report, self._chat = (
-                ui.button(text, icon=icon, on_click=act).props("outline")
-                for text, icon, act in (
-                    ("Stop", "stop", self._stop_search),
-                    ("Resume", "play_arrow", self._resume_search),
-                    (
-                        "Open report",
-                        "description",
-                        lambda: ui.navigate.to(f"{address}/report", new_tab=True),
-                    ),
-                    ("Chat with the best", "chat", lambda: ui.navigate.to(talk)),
-                )
-            )
-        _, self._verdict = _draw_card("Verdict")
+            for text, icon, act in (
+                ("Stop", "stop", partial(self._act, stop, "Stopping; finished work is stored.")),
+                ("Resume", "play_arrow", partial(self._act, resume, "Resuming where it stopped.")),
+                ("Open report", "description", partial(ui.navigate.to, f"{address}/report", True)),
+                ("Chat with the best", "chat", partial(ui.navigate.to, talk)),
+            ):
+                self._buttons[text] = ui.button(text, icon=icon, on_click=act).props("outline")
+        with _draw_card("Verdict", shown=True):
+            self._results = ui.column().classes("w-full gap-2")
         self._charts: dict[str, tuple[ui.card, ui.echart]] = {}
         with ui.element("div").classes("w-full grid grid-cols-1 md:grid-cols-2 gap-4"):
             for key, title in CHART_TITLES.items():
-                card, place = _draw_card(title, "md:col-span-2" if key in WIDE_CHARTS else "")
-                with place:
+                with _draw_card(title).classes("md:col-span-2" * (key in WIDE_CHARTS)) as card:
                     chart = ui.echart({}).classes("w-full h-80")
                 self._charts[key] = card, chart.props(f'role=img aria-label="{title}"')
         self._positions = PositionsCard(self._path, f"{address}/positions.csv")
-        self._results, self._tables = _draw_card("Best initial expert and best found")
-        self._changed, place = _draw_card("Item by item")
-        with place:
+        with _draw_card("Item by item") as self._changed:
             self._baseline = ui.select([], label="Best found compared with").classes("w-full")
             self._baseline.props("options-dense").on("update:model-value", self._show_changed)
             self._items = ui.column().classes("w-full gap-1")
-        self._several, self._points = _draw_card("Points of the front")
-        for card in (
-            self._results,
-            self._changed,
-            self._several,
-            *(one for one, _ in self._charts.values()),
-        ):
-            card.set_visibility(False)
-        with _draw_card("Log")[1]:
+        with _draw_card("Log", shown=True):
             with ui.element("div").classes("log ends").props("role=log tabindex=0"):
                 self._said = ui.label("")
             self._command = draw_command()
@@ -241,8 +217,8 @@ class RunPage:
         try:
             found = await run_in_thread(load_run_series, self._path)
         except UserError as error:
-            self._verdict.clear()
-            with self._verdict:
+            self._results.clear()
+            with self._results:
                 ui.label(str(error).removeprefix(f"{self._path}: ")).classes("quiet")
         else:
             self._show_series(found)
@@ -253,25 +229,23 @@ class RunPage:
         self._state.set_text(now.state)
         self._state.props(f"color={STATES[now.state]}")
         self._about.set_text(now.about)
-        failed = now.error and now.state == "failed"
-        self._error.set_text(f"It failed: {now.error}" if failed else "")
-        progress, share = now.progress
-        self._told.set_text(progress)
-        self._bar.set_value(share)
+        self._error.set_text(f"It failed: {now.error}" if now.state == "failed" else "")
+        self._progress.set_visibility(running)
+        self._told.set_text(now.progress[0])
+        self._bar.set_value(now.progress[1])
         self._said.set_text(now.output or "Nothing yet.")
         self._command.set_text(now.command)
-        for element, visible in (
-            (self._progress, running),
-            (self._stop, running and now.state != "stopping"),
-            (self._resume, not running and now.state != "finished" and bool(now.command)),
-            (self._report, now.measured),
-            (self._chat, now.state == "finished"),
-        ):
-            element.set_visibility(visible)
+        for name, possible in {
+            "Stop": running and now.state != "stopping",
+            "Resume": not running and now.state != "finished" and bool(now.command),
+            "Open report": now.measured,
+            "Chat with the best": now.state == "finished",
+        }.items():
+            self._buttons[name].set_visibility(possible)
 
     def _show_series(self, found: RunSeries) -> None:
-        self._verdict.clear()
-        with self._verdict:
+        self._results.clear()
+        with self._results:
             sign = f"{VERDICT_SIGNS[found.verdict.kind]} {found.verdict.headline}"
             ui.label(sign).classes("text-lg font-semibold")
             ui.label(found.verdict.sentence)
@@ -280,10 +254,13 @@ class RunPage:
                 draw_table(found.comparisons)
             for sentence in found.notes:
                 draw_text(sentence)
-        for key, (card, chart) in self._charts.items():
-            options = found.charts.get(key, {})
-            card.set_visibility(bool(options))
-            if key in GROWING_CHARTS and options:
+            with ui.expansion("All numbers"):
+                for table in found.tables:
+                    draw_table(table)
+        for key, options in found.charts.items():
+            card, chart = self._charts[key]
+            card.set_visibility(True)
+            if key in GROWING_CHARTS:
                 bars = sum(one["type"] == "bar" for one in options["series"])
                 height = 110 + max(24, 20 * bars) * len(options["yAxis"]["data"])
                 chart.style(f"height: {height}px")
@@ -291,17 +268,7 @@ class RunPage:
             chart.options.update(options)
             chart.update()
         self._positions.show(found.positions)
-        for card, place, tables in (
-            (self._results, self._tables, found.tables),
-            (self._several, self._points, [found.points] if found.points else []),
-        ):
-            card.set_visibility(bool(tables))
-            place.clear()
-            with place:
-                for table in tables:
-                    draw_table(table)
         self._changed.set_visibility(True)
-        self._baseline.set_visibility(len(found.baselines) > 1)
         kept = self._baseline.value if self._baseline.value in found.baselines else None
         self._baseline.set_options(found.baselines, value=kept or found.baselines[0])
 
@@ -319,25 +286,19 @@ class RunPage:
                 else:
                     draw_text(str(one))
 
-    async def _stop_search(self) -> None:
-        await self._act(self._home.launcher.stop_search, "Stopping; finished work is stored.")
-
-    async def _resume_search(self) -> None:
-        await self._act(self._home.launcher.resume_search, "Resuming where it stopped.")
-
     async def _act(self, act: Callable[[Path], None], told: str) -> None:
         try:
             await run_in_thread(act, self._path)
         except UserError as error:
             ui.notify(str(error), type="negative", multi_line=True)
-            return
-        ui.notify(told)
-        await self._refresh_page()
+        else:
+            ui.notify(told)
+            await self._refresh_page()
 
 
-def _draw_card(title: str, classes: str = "") -> tuple[ui.card, ui.column]:
-    """Draw a card with a heading; return it, and the place of its content."""
-    with ui.card().classes(f"w-full gap-2 min-w-0 {classes}") as card:
+def _draw_card(title: str, shown: bool = False) -> ui.card:
+    """Draw a card with a heading, hidden until there is something to show."""
+    with ui.card().classes("w-full gap-2 min-w-0") as card:
         draw_heading(title)
-        place = ui.column().classes("w-full gap-2")
-    return card, place
+    card.set_visibility(shown)
+    return card

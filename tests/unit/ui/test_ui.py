@@ -14,6 +14,7 @@ import run_folders
 
 from swarm._util.files import PACKAGE_FOLDER
 from swarm.errors import UserError
+from swarm.report.document import ChangedItems
 from swarm.runs.folder import RunFolder
 from swarm.runs.lock import RunLock
 from swarm.runs.verdict import Compared, Verdict
@@ -123,9 +124,10 @@ def test_a_page_has_what_applies_to_its_run(folder: Path, tmp_path: Path) -> Non
     best = max(rows, key=lambda row: row[2])
     assert best[2] == run.utilities.max() and best[3] == 30
     assert best[4:].tolist() == run.means[int(best[0]), int(best[1])].tolist()
-    sentence, *changed = run_data.load_changed_items(folder, found.baselines[0])
+    sentence, *others = run_data.load_changed_items(folder, found.baselines[0])
     assert "the best found won" in str(sentence)
-    assert [one.title.split(":")[0] for one in changed] == ["Won", "Lost"]  # type: ignore[union-attr]
+    changed = [one for one in others if isinstance(one, ChangedItems)]
+    assert [one.title.split(":")[0] for one in changed] == ["Won", "Lost"]
     assert " dev items" in str(run_data.load_changed_items(folder, found.baselines[1])[0])
     details = run_data.load_position(folder, (1, 2))
     assert len(details.answers.rows) == 30

@@ -1,6 +1,5 @@
 """Open the page in a browser: python -m swarm.ui."""
 
-from functools import partial
 from pathlib import Path
 
 import click
@@ -25,28 +24,16 @@ sends no data elsewhere. Ctrl-C stops it; searches that it started continue.
 """
 
 
-def not_empty(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
-    """Return the value of an option that is text."""
-    if value is not None and not value.strip():
-        raise click.BadParameter("the value is empty; give one or leave the option out")
-    return value
-
-
-text = partial(click.option, callback=not_empty, show_default=True)
-
-
-@click.command(help=DESCRIPTION, context_settings=CONTEXT)
-@text("--host", default="127.0.0.1", help="Loopback address to bind.")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0: a free one."
-)
+@click.command(help=DESCRIPTION, context_settings=CONTEXT | {"show_default": True})
+@click.option("--host", default="127.0.0.1", help="Loopback address to bind.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, help="0: a free one.")
 @click.option("--no-browser", is_flag=True, help="Do not open the browser.")
 @click.option("--no-token", is_flag=True, help="Every user of this machine can start searches.")
-@text("--pool", default="initial_experts", help="Folder of the experts of local/ names.")
-@text(
+@click.option("--pool", default="initial_experts", help="Folder of the experts of local/ names.")
+@click.option(
     "--base", help="Base of local/ names: an option of conf/model or a folder.  [default: theirs]"
 )
-@text("--device", help="Device of local models: cpu, cuda, cuda:1.")
+@click.option("--device", help="Device of local models: cpu, cuda, cuda:1.")
 @click.option(
     "--config-dir",
     type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -299,17 +300,8 @@ class ChatPanel:
                     mine = options[column.name]
                     before = self._before.get(column.key, []) if mine.multi_turn else []
                     self._shown.append(AnswerCard(column, question, before, mine))
-        first = next(iter(options.values()))
-        self._all.append(
-            {
-                "question": question,
-                "temperature": first.temperature,
-                "max_tokens": {name: one.max_tokens for name, one in options.items()},
-                "seed": first.seed,
-                "system": first.system,
-                "answers": [],
-            }
-        )
+        settings = {name: asdict(one) for name, one in options.items()}
+        self._all.append({"question": question, "settings": settings, "answers": []})
         self._set_busy(True)
 
     def _refresh_answers(self) -> None:
@@ -363,16 +355,13 @@ class ChatSettings:
             self._turns = ui.switch("Include previous turns", value=True)
             self._system = ui.textarea("System", placeholder="System prompt of all models")
             self._system.props("autogrow rows=1").classes("wide")
-        self._first = temperature
 
     def __call__(self, name: str) -> ChatOptions:
-        """Return the current settings for a model; empty fields have their initial values."""
-        temperature, tokens, seed = self._temperature.value, self._tokens.value, self._seed.value
-        if tokens is None:
-            tokens = LOCAL_MAX_TOKENS if _is_local(name) else MAX_TOKENS
+        """Return the current settings for a model."""
+        seed, usual = self._seed.value, LOCAL_MAX_TOKENS if _is_local(name) else MAX_TOKENS
         return ChatOptions(
-            self._first if temperature is None else max(0.0, float(temperature)),
-            max(1, int(tokens)),
+            max(0.0, float(self._temperature.value or 0.0)),
+            max(1, int(self._tokens.value or usual)),
             None if seed is None else max(0, int(seed)),
             (self._system.value or "").strip() or None,
             bool(self._turns.value),

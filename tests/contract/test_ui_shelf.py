@@ -113,8 +113,8 @@ def test_the_form_s_arguments(tmp_path: Path) -> None:
         "model=local",
         "pool.folder=mine",
         "model.path=some/folder",
-        "gpus=[1]",
-        "seed=7",
+        "gpus=1",
+        "seed=007",
         r"task.file='my data/it\'s.jsonl'",
         "a=1",
         "~b",
@@ -131,17 +131,16 @@ def test_the_form_s_arguments(tmp_path: Path) -> None:
         "task=riddles",
         "name=try",
     ]
-    for name, typed, more, error in (
-        ("try", {"gpus": "all"}, "", "GPUs: 'all' is not a list of numbers"),
-        ("a b", {}, "", "Name: 'a b' may contain letters"),
-        ("try", {"seed": "1.5"}, "", "Seed: '1.5' is not an integer"),
-        ("try", {}, "a=1\n--multirun", "Further keys, line 2: '--multirun' is not a key=value"),
-        ("try", {}, "name=x", "line 1: name has a field above"),
-        ("try", {}, "hydra.mode=MULTIRUN", "hydra.mode cannot be set here"),
-        ("try", {}, "folder=/", "folder cannot be set here"),
+    for name, more, error in (
+        ("a b", "", "Name: 'a b' may contain letters"),
+        (".a", "", "Name: '.a' may contain letters"),
+        ("try", "a=1\n--multirun", "Further keys: --multirun is not a key that can be set here"),
+        ("try", "name=x", "name=x is not"),
+        ("try", "++hydra.mode=MULTIRUN", "hydra.mode=MULTIRUN is not"),
+        ("try", "folder=/", "folder=/ is not"),
     ):
         with pytest.raises(UserError, match=re.escape(error)):
-            new_search.build_arguments(home, name, chosen, typed, more)
+            new_search.build_arguments(home, name, chosen, {}, more)
     usual = new_search.default_options()
     assert all(new_search.group_options(one)[usual[one]] for one in new_search.CONFIG_GROUPS)
 
@@ -152,7 +151,6 @@ def test_mistakes_of_the_command_and_of_a_checked_search_are_one_line(
     monkeypatch.chdir(tmp_path)
     for words, error in (
         (("--host", "0.0.0.0"), "--host 0.0.0.0: everyone who can reach the page"),
-        (("--pool", " "), "'--pool': the value is empty"),
         (("--config-dir", "nowhere"), "'nowhere' does not exist"),
     ):
         assert run_click(ui, words, "swarm.ui") == 2
@@ -195,9 +193,10 @@ def test_a_mixture_is_scored_as_a_search_would(
     stopped.stop()
     with pytest.raises(UserError, match="stopped after 0 of 12 items"):
         stopped.run()
-    for wrong, message in (((["x=1"], 9), "is not a task.KEY"), (([], 1), "must be 2 or more")):
-        with pytest.raises(UserError, match=message):
-            score_mixture(home, mixture, "mmlu", *wrong)
+    with pytest.raises(UserError, match="'x'"):
+        score_mixture(home, mixture, "mmlu", ["x=1"], 9).run()
+    with pytest.raises(UserError, match="must be 2 or more"):
+        score_mixture(home, mixture, "mmlu", [], 1)
 
 
 def test_the_bests_of_a_sweep_are_models(

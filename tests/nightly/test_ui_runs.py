@@ -105,8 +105,9 @@ def test_the_form_shows_defaults_and_the_cost(
         page.get_by_label("Pool folder").fill("no/such/pool")
         page.get_by_role("alert").filter(has_text="no/such/pool").wait_for()
         ui_pages.fits(page, size)
-        page.get_by_label("GPUs", exact=True).fill("all")
-        page.get_by_role("alert").filter(has_text="not a list of numbers").wait_for()
+        page.get_by_label("Pool folder").fill("")
+        page.get_by_label("Seed", exact=True).fill("x")
+        page.get_by_role("alert").filter(has_text="seed=x").wait_for()
 
 
 def start(page: Any, name: str, keys: str, **numbers: int) -> None:

@@ -237,9 +237,9 @@ def test_a_mixture_is_scored_beside_its_neighbours(
         for size in SIZES:
             page.set_viewport_size(SIZES[size])
             fits(page, size)
-        page.get_by_label("Further keys").fill("file=x")
+        page.get_by_label("Further keys").fill("task.scoring=x")
         score.click()
-        page.get_by_text("'file=x' is not a task.KEY=VALUE").wait_for()
+        page.get_by_role("alert").filter(has_text="scoring=x").wait_for()
 
 
 def test_a_mixture_by_hand_is_what_a_run_has_saved(

@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from urllib.parse import quote, urlencode
@@ -23,7 +23,11 @@ from swarm.ui.state import AppState
 CONFIG_GROUPS = ("task", "optimizer", "pool", "model", "engine", "tracker")
 """Configuration groups with a field in the form."""
 
-NUMBER_FIELDS = {
+FIELDS = {
+    "pool.folder": "Pool folder",
+    "model.path": "Model folder or id",
+    "gpus": "GPUs",
+    "task.file": "Task file",
     "optimizer.max_iterations": "Iterations",
     "optimizer.particles": "Particles",
     "seed": "Seed",
@@ -32,20 +36,7 @@ NUMBER_FIELDS = {
     "task.dev_limit": "Dev items",
     "task.test_limit": "Test items",
 }
-"""Keys with a field for an integer, and their labels."""
-
-TEXT_FIELDS = {
-    "pool.folder": "Pool folder",
-    "model.path": "Model folder or id",
-    "gpus": "GPUs",
-    "task.file": "Task file",
-}
 """Keys with a text field, and their labels."""
-
-RESERVED_KEYS = ("name", "folder", "dry_run", *CONFIG_GROUPS)
-"""Keys that the free lines may not set."""
-
-OVERRIDE_LINE = re.compile(r"(?:\+{0,2}([A-Za-z_][\w./@-]*)=.*|~([A-Za-z_][\w./@-]*)(?:=.*)?)")
 
 CHECK_DELAY_S = 1.5
 """Seconds without a change of the form after which it is checked and its cost is computed."""
@@ -88,60 +79,36 @@ def initial_form(home: AppState) -> tuple[dict[str, str], dict[str, str]]:
 def build_arguments(
     home: AppState, name: str, chosen: Mapping[str, str], fields: Mapping[str, str], lines: str
 ) -> list[str]:
-    """Build the arguments of `python -m swarm.search`.
+    """Build the arguments of `python -m swarm.search`, which checks their values.
 
     Args:
         name: Name of the run.
         chosen: Option of each group; default options are left out, except a default task.
-        fields: Number and text fields as typed; empty ones are left out.
+        fields: Fields as typed; empty ones are left out.
         lines: Further `key=value` settings, one per line.
 
     Raises:
-        UserError: A field or a line is invalid.
+        UserError: The name is invalid or exists, or is set a second time.
     """
-    name = name.strip()
+    name, further = name.strip(), [line for line in map(str.strip, lines.split("\n")) if line]
     if not re.fullmatch(r"(?!\.)[\w.+-]+", name):
         raise UserError(f"Name: {name!r:.80} may contain letters, digits and . _ + - only")
     if home.run_path(name).exists():
         raise UserError(
             f"Name: the run {name} already exists; open it to resume it, or choose another name"
         )
+    for line in further:
+        if re.match(r"\W*(name|folder|hydra)\b|-", line):
+            raise UserError(f"Further keys: {line:.60} is not a key that can be set here")
     usual = default_options() | {"task": ""}
     found = [f"--config-dir={home.config_dir}"] if home.config_dir else []
     found += [f"{group}={option}" for group, option in chosen.items() if option != usual[group]]
-    for key, text in ((key, typed.strip()) for key, typed in fields.items()):
-        if not text:
-            continue
-        if key == "gpus":
-            if not re.fullmatch(r"\d+(\s*,\s*\d+)*", text):
-                raise UserError(f"GPUs: {text!r:.40} is not a list of numbers such as 0,1")
-            text = f"[{text.replace(' ', '')}]"
-        elif key in NUMBER_FIELDS:
-            if not re.fullmatch(r"\d{1,12}", text):
-                raise UserError(f"{NUMBER_FIELDS[key]}: {text!r:.40} is not an integer")
-            text = str(int(text))
-        elif not re.fullmatch(r"[\w./@:~+-]+", text):  # quoted for the command line's grammar
-            text = "'" + text.replace("'", r"\'") + "'"
-        found.append(f"{key}={text}")
-    return [*found, *_parse_lines(lines), f"name={name}"]
-
-
-def _parse_lines(lines: str) -> Iterator[str]:
-    """Yield the lines, without empty ones.
-
-    Raises:
-        UserError: A line is not key=value, or its key has a field.
-    """
-    for number, text in enumerate(map(str.strip, lines.split("\n")), 1):
-        if not text:
-            continue
-        if not (parts := OVERRIDE_LINE.fullmatch(text)):
-            raise UserError(f"Further keys, line {number}: {text!r:.60} is not a key=value")
-        key = parts[1] or parts[2]
-        if key in RESERVED_KEYS or key.startswith("hydra"):
-            has = "has a field above" if key in (*CONFIG_GROUPS, "name") else "cannot be set here"
-            raise UserError(f"Further keys, line {number}: {key} {has}")
-        yield text
+    typed = {key: text.strip() for key, text in fields.items() if text.strip()}
+    for key, text in typed.items():
+        # Quoted for the command line's grammar; the list of GPUs is not a text.
+        plain = key == "gpus" or re.fullmatch(r"[\w./@:~+-]+", text)
+        found.append(f"{key}={text}" if plain else f"{key}='" + text.replace("'", r"\'") + "'")
+    return [*found, *further, f"name={name}"]
 
 
 def register_page(home: AppState) -> None:
@@ -171,16 +138,13 @@ class SearchForm:
                 self._chosen = {
                     one: self._draw_group(one, option) for one, option in chosen.items()
                 }
-            with ui.element("div").classes(columns):
+            with ui.element("div").classes("w-full grid grid-cols-2 md:grid-cols-4 gap-3"):
                 self._fields = {
                     key: self._draw_field(label, given.get(key, ""))
-                    for key, label in TEXT_FIELDS.items()
+                    for key, label in FIELDS.items()
                 }
                 with self._fields["pool.folder"].add_slot("append"):
                     ui.button("Inspect", on_click=self._inspect_pool).props("flat dense")
-            with ui.element("div").classes("w-full grid grid-cols-2 md:grid-cols-6 gap-3"):
-                for key, label in NUMBER_FIELDS.items():
-                    self._fields[key] = self._draw_field(label).props("inputmode=numeric")
             self._name = self._draw_field("Name").classes("w-full")
             self._lines = ui.textarea(
                 "Further keys, one key=value per line", on_change=self._refresh_command

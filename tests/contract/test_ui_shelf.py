@@ -52,10 +52,8 @@ def test_states_of_a_run(tmp_path: Path) -> None:
         return line.state, line.details
 
     assert state() == ("stopped", "after iteration 4")
-    hold = RunLock(run)
-    hold.update_status(
-        {"activity": "iteration 4", "iteration": 4, "max_iterations": 50, "done": 3, "total": 9}
-    )
+    now = {"activity": "iteration 4", "iteration": 4, "max_iterations": 50, "done": 3, "total": 9}
+    hold = RunLock(run, lambda: now)
     ends = time.monotonic() + 60
     while state() != ("running", "iteration 4 of at most 50, 3 of 9 items"):
         assert time.monotonic() < ends, state()

@@ -15,12 +15,12 @@ from nicegui import app, ui
 from swarm._util.threads import run_in_thread, shared_event_loop
 from swarm.compare import Config, Question
 from swarm.compare.dataframe import build_frame
+from swarm.compare.power import detectable
 from swarm.compare.question import QuestionPlan
 from swarm.compare.report import ColumnSection, compare_column, count_rows, draw_column
 from swarm.compare.sampling import ScriptRun
 from swarm.compare.view import load_rows, render_page
 from swarm.errors import UserError
-from swarm.compare.power import detectable
 from swarm.ui import expert_mixer
 from swarm.ui.layout import (
     JobButton,

@@ -2,12 +2,13 @@
 
 import sys
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin
 
 import click
-from pydantic import AliasChoices, BaseModel, TypeAdapter, ValidationError
+from pydantic import AliasChoices, BaseModel, Field, TypeAdapter, ValidationError
 
-from swarm._util.settings import describe_type, field_types
+from swarm._util.settings import Settings, Text, describe_type, field_types
 from swarm._util.terminal import escape_control_chars
 from swarm.errors import UserError
 
@@ -64,6 +65,21 @@ def settings_options(
         return command
 
     return decorate
+
+
+class ModelLocations(Settings):
+    """Where models are found; see `swarm.registry.registry.Roster`."""
+
+    base: Text | None = Field(
+        None, description="base model of local/ names: an option of conf/model or a folder"
+    )
+    pool: Text | None = Field(None, description="folder of the experts of local/ names")
+    device: Text | None = Field(None, description="device of local models: cpu, cuda, cuda:1")
+    providers: Path | None = Field(None, description="yaml file of custom endpoints")
+
+
+location_options = settings_options(ModelLocations)
+"""Adds `--base`, `--pool`, `--device` and `--providers` to a command."""
 
 
 def _item_type(annotation: Any) -> tuple[Any, bool]:

@@ -7,12 +7,13 @@ from typing import Any
 
 from swarm.errors import UserError
 
-OF_LLM_CONSORTIUM = (
-    "create_consortium",
-    "ConsortiumConfig",
-    "ConsortiumOrchestrator",
-    "ConsortiumModel",
-)
+OF_LLM_CONSORTIUM = {
+    "create_consortium": "api",
+    "ConsortiumConfig": "api",
+    "ConsortiumOrchestrator": "api",
+    "ConsortiumModel": "llm_plugin",
+}
+"""Names of llm-consortium's Python API, and the modules here that have them."""
 
 
 def install_alias() -> None:
@@ -35,7 +36,5 @@ def install_alias() -> None:
 def __getattr__(name: str) -> Any:
     """Import the names of llm-consortium's Python API when they are used."""
     if name in OF_LLM_CONSORTIUM:
-        found = name == "ConsortiumModel"
-        module = "swarm.consortium.llm_plugin" if found else "swarm.consortium.api"
-        return getattr(import_module(module), name)
+        return getattr(import_module(f"swarm.consortium.{OF_LLM_CONSORTIUM[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,25 +6,18 @@ run.
 
 import logging
 import threading
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from swarm._util.settings import parse_settings
-from swarm._util.terminal import WarningCollector
 from swarm._util.threads import Cancelled, run_in_thread
-from swarm.consortium.run_log import RunLog
 from swarm.errors import UserError
 from swarm.models.base import Message, Model, Request
-from swarm.models.cache import Cache
 from swarm.models.llm import LLM
 from swarm.models.providers import Providers
-from swarm.multi_agent.collaboration import map_events, stream_events
-from swarm.multi_agent.consortium.consortium import Consortium, build_consortium, format_event
-from swarm.multi_agent.consortium.result_json import result_to_json
-from swarm.multi_agent.consortium.results import Iteration
+from swarm.multi_agent.consortium.consortium import Consortium, build_consortium
+from swarm.multi_agent.consortium.results import Iteration, result_to_json
 from swarm.multi_agent.consortium.settings import (
     UNSURE,
     ConsortiumSettings,
@@ -32,6 +25,8 @@ from swarm.multi_agent.consortium.settings import (
     parse_member,
     read_preset,
 )
+from swarm.multi_agent.consortium.store import RunLog
+from swarm.multi_agent.scheduler import ignore_event
 from swarm.multi_agent.types import AgentAnswer, OnEvent
 from swarm.registry.registry import Roster
 
@@ -63,7 +58,7 @@ class QuestionInterrupted(KeyboardInterrupt):
     """A question was interrupted.
 
     Attributes:
-        found: Partial result; see `swarm.multi_agent.consortium.result_json.result_to_json`.
+        found: Partial result; see `swarm.multi_agent.consortium.results.result_to_json`.
     """
 
     def __init__(self, found: dict[str, Any]) -> None:
@@ -71,39 +66,35 @@ class QuestionInterrupted(KeyboardInterrupt):
         self.found = found
 
 
-def answer_question(question: ConsortiumQuestion, watch: OnEvent | None = None) -> dict[str, Any]:
+def answer_question(question: ConsortiumQuestion, watch: OnEvent = ignore_event) -> dict[str, Any]:
     """Answer a question; return the result including the arbiter's verbatim replies.
 
     Raises:
         UserError: There is no answer.
         QuestionInterrupted: It was interrupted; the members' answers so far are recorded.
     """
-    prompt = question.turns[-1].content
+    consortium, prompt = question.consortium, question.turns[-1].content
     iterations: list[Iteration] = []
     answers: list[AgentAnswer] = []
 
-    def record_event(number: int, event: Any) -> None:
+    def collect_event(number: int, event: Any) -> None:
         if isinstance(event, AgentAnswer):
             answers.append(event)
         elif isinstance(event, Iteration):
             iterations.append(event)
-        if watch:
-            watch(number, event)
+        watch(number, event)
 
+    request = Request(question.turns, **question.request_fields)
     try:
-        (outcome,) = question.consortium.run(
-            [Request(question.turns, **question.request_fields)], record_event
-        )
+        (outcome,) = consortium.run([request], collect_event)
     except KeyboardInterrupt:
-        found = result_to_json(question.consortium, prompt, iterations, answers)
+        found = result_to_json(consortium, prompt, iterations, answers)
         _record_run(question, found, "stopped")
         raise QuestionInterrupted(found) from None
     if isinstance(outcome, UserError):
         _record_run(question, {"original_prompt": prompt}, str(outcome))
         raise outcome
-    found = result_to_json(
-        question.consortium, prompt, outcome.iterations, outcome.answers, outcome
-    )
+    found = result_to_json(consortium, prompt, outcome.iterations, outcome.answers, outcome)
     _record_run(question, found)
     return found
 
@@ -118,46 +109,6 @@ def _record_run(question: ConsortiumQuestion, found: dict[str, Any], error: str 
         log.warning("could not record the run: %s", why)
     else:
         found.setdefault("metadata", {})["run"] = number
-
-
-def stream_progress_lines(
-    question: ConsortiumQuestion, with_warnings: bool = True
-) -> Generator[str, None, dict[str, Any]]:
-    """Yield progress lines and return the result; closing the generator prevents further calls.
-
-    Args:
-        question: The question.
-        with_warnings: Capture warnings logged by this package meanwhile, and yield them before the
-            next event. Concurrent questions share them.
-
-    Raises:
-        UserError: There is no answer.
-    """
-    warnings, printed = WarningCollector(), set[str]()
-
-    def new_warnings() -> list[str]:
-        messages = [one for one in dict.fromkeys(warnings.pop_messages()) if one not in printed]
-        printed.update(messages)
-        return [f"warning: {one}" for one in messages]
-
-    def run_question(on_event: OnEvent) -> dict[str, Any]:
-        def forward_event(number: int, event: Any) -> None:
-            lines: Any = [*new_warnings(), format_event(question.consortium, event)]
-            on_event(number, lines)
-
-        return answer_question(question, forward_event)
-
-    def join_lines(event: tuple[int, list[str]]) -> str | None:
-        return "\n".join(filter(None, event[1])) or None
-
-    with warnings if with_warnings else nullcontext():
-        try:
-            found = yield from map_events(stream_events(run_question), join_lines)
-        except UserError:
-            yield from new_warnings()
-            raise
-        yield from new_warnings()
-        return found
 
 
 def default_arbiter(strategy: str, members: Sequence[MemberSpec]) -> MemberSpec | None:
@@ -186,15 +137,11 @@ def check_unused_options(given: Mapping[str, Any], strategy: str, flag: str = "-
     Raises:
         UserError: An option has no effect.
     """
-    for key, needed in (
-        ("eliminate", "elimination"),
-        ("keep", "elimination"),
-        ("similarity", "vote"),
-    ):
-        if given.get(key) is not None and strategy != needed:
+    needed = {"eliminate": "elimination", "keep": "elimination", "similarity": "vote"}
+    for key, of in needed.items():
+        if given.get(key) is not None and strategy != of:
             raise UserError(
-                f"{flag}{key} has no effect with strategy {strategy}; add {flag}strategy {needed}",
-                2,
+                f"{flag}{key} has no effect with strategy {strategy}; add {flag}strategy {of}", 2
             )
     if given.get("confidence_threshold") is not None and strategy in UNSURE:
         log.warning(
@@ -205,20 +152,11 @@ def check_unused_options(given: Mapping[str, Any], strategy: str, flag: str = "-
 class MemberRegistry(Roster):
     """A registry that resolves every name like that of a member; see `Roster.member`.
 
-    Args:
-        providers, base, pool, device: See `Roster`.
-        cache: See `Roster`; none by default, as users of llm expect.
+    Unlike a `Roster` it has no cache unless one is given, as users of llm expect.
     """
 
-    def __init__(
-        self,
-        providers: Providers | None = None,
-        base: str | None = None,
-        pool: str | Path = "initial_experts",
-        device: str | None = None,
-        cache: Cache | Literal["default"] | None = None,
-    ) -> None:
-        super().__init__(providers, base, pool, device, cache)
+    def __init__(self, providers: Providers | None = None, **more: Any) -> None:
+        super().__init__(providers, **{"cache": None, **more})
 
     @property
     def uses_local(self) -> bool:
@@ -228,62 +166,6 @@ class MemberRegistry(Roster):
     def model(self, name: str) -> Model:
         """See `Roster.member`."""
         return self.member(name)
-
-
-def create_consortium(
-    models: Sequence[str] | Mapping[str, int],
-    confidence_threshold: float | None = None,
-    max_iterations: int = 3,
-    min_iterations: int = 1,
-    arbiter: str | None = None,
-    system_prompt: str | None = None,
-    default_count: int = 1,
-    raw: bool = False,
-    log: bool = False,
-    temperature: float | None = None,
-    max_tokens: int | None = None,
-    members: MemberRegistry | None = None,
-    config_name: str | None = None,
-    **settings: Any,
-) -> "Orchestrator":
-    """Create a consortium, with the argument names of llm-consortium.
-
-    Args:
-        models: Members: names, optionally with a count and options as in "gpt-4o:2,temperature=1",
-            or a mapping of names to counts.
-        confidence_threshold, max_iterations, min_iterations: See `ConsortiumOptions`;
-            `minimum_iterations` and `judging_method` are accepted, too.
-        arbiter: Model that judges; `None`: see `default_arbiter`.
-        system_prompt: `system` in `ConsortiumOptions`.
-        default_count: Number of answers of members without a count.
-        raw: Include the arbiter's verbatim replies in results.
-        log: Record runs, including failed ones, in consortium.db in llm's folder.
-        temperature: Default temperature of calls; `None` leaves it to each model.
-        max_tokens: Default maximum number of new tokens of an answer; `None` sends no limit to an
-            endpoint.
-        members: Registry of models; `None`: `MemberRegistry()`.
-        config_name: Name of the consortium in recorded runs.
-        **settings: Others of `ConsortiumOptions`, such as `strategy` or `quorum`.
-
-    Raises:
-        UserError: A value is invalid, or a model, a package or a key is missing.
-    """
-    found = members or MemberRegistry()
-    if isinstance(models, str) or not models:
-        raise UserError(
-            f"models={models!r}: must be a list of at least one name, or a mapping to counts"
-        )
-    named: Any = models
-    if not isinstance(models, Mapping):
-        named = [parse_member(one, found.is_known_name, default_count) for one in models]
-    judge = arbiter and parse_member(arbiter, found.is_known_name)
-    least = settings.pop("minimum_iterations", min_iterations)
-    threshold = 0.8 if confidence_threshold is None else confidence_threshold
-    config = ConsortiumConfig(
-        named, system_prompt, threshold, max_iterations, least, judge, **settings
-    )
-    check_unused_options({"confidence_threshold": confidence_threshold}, config.strategy)
-    return Orchestrator(config, config_name, found, raw, log, temperature, max_tokens)
 
 
 class ConsortiumConfig(ConsortiumSettings):
@@ -324,9 +206,9 @@ class ConsortiumConfig(ConsortiumSettings):
         found["system_prompt"] = found.pop("system")
         found["minimum_iterations"] = found.pop("min_iterations")
         members = found.pop("members")
-        plain = all(set(one) == {"model", "count"} for one in members)
+        plain = not any(one.own_settings for one in self.members)
         found["models"] = {one["model"]: one["count"] for one in members} if plain else members
-        if self.arbiter and set(found["arbiter"]) == {"model", "count"}:
+        if self.arbiter and not self.arbiter.own_settings:
             found["arbiter"] = self.arbiter.model
         return found
 
@@ -372,9 +254,9 @@ class Orchestrator:
         self.consortium.check()
 
     def orchestrate(
-        self, prompt: str | Sequence[Message], watch: OnEvent | None = None
+        self, prompt: str | Sequence[Message], watch: OnEvent = ignore_event
     ) -> dict[str, Any]:
-        """Answer a prompt; see `swarm.multi_agent.consortium.result_json.result_to_json`.
+        """Answer a prompt; see `swarm.multi_agent.consortium.results.result_to_json`.
 
         Works beside a running event loop, as in a notebook, which is then blocked.
 
@@ -418,3 +300,59 @@ class Orchestrator:
 
 ConsortiumOrchestrator = Orchestrator
 """Its name in llm-consortium."""
+
+
+def create_consortium(
+    models: Sequence[str] | Mapping[str, int],
+    confidence_threshold: float | None = None,
+    max_iterations: int = 3,
+    min_iterations: int = 1,
+    arbiter: str | None = None,
+    system_prompt: str | None = None,
+    default_count: int = 1,
+    raw: bool = False,
+    log: bool = False,
+    temperature: float | None = None,
+    max_tokens: int | None = None,
+    members: MemberRegistry | None = None,
+    config_name: str | None = None,
+    **settings: Any,
+) -> Orchestrator:
+    """Create a consortium, with the argument names of llm-consortium.
+
+    Args:
+        models: Members: names, optionally with a count and options as in "gpt-4o:2,temperature=1",
+            or a mapping of names to counts.
+        confidence_threshold, max_iterations, min_iterations: See `ConsortiumOptions`;
+            `minimum_iterations` and `judging_method` are accepted, too.
+        arbiter: Model that judges; `None`: see `default_arbiter`.
+        system_prompt: `system` in `ConsortiumOptions`.
+        default_count: Number of answers of members without a count.
+        raw: Include the arbiter's verbatim replies in results.
+        log: Record runs, including failed ones, in consortium.db in llm's folder.
+        temperature: Default temperature of calls; `None` leaves it to each model.
+        max_tokens: Default maximum number of new tokens of an answer; `None` sends no limit to an
+            endpoint.
+        members: Registry of models; `None`: `MemberRegistry()`.
+        config_name: Name of the consortium in recorded runs.
+        **settings: Others of `ConsortiumOptions`, such as `strategy` or `quorum`.
+
+    Raises:
+        UserError: A value is invalid, or a model, a package or a key is missing.
+    """
+    registry = members or MemberRegistry()
+    if isinstance(models, str) or not models:
+        raise UserError(
+            f"models={models!r}: must be a list of at least one name, or a mapping to counts"
+        )
+    named: Any = models
+    if not isinstance(models, Mapping):
+        named = [parse_member(one, registry.is_known_name, default_count) for one in models]
+    judge = arbiter and parse_member(arbiter, registry.is_known_name)
+    least = settings.pop("minimum_iterations", min_iterations)
+    threshold = 0.8 if confidence_threshold is None else confidence_threshold
+    config = ConsortiumConfig(
+        named, system_prompt, threshold, max_iterations, least, judge, **settings
+    )
+    check_unused_options({"confidence_threshold": confidence_threshold}, config.strategy)
+    return Orchestrator(config, config_name, registry, raw, log, temperature, max_tokens)

@@ -15,19 +15,23 @@ from swarm.errors import UserError
 COMMANDS = ("run", "save", "list", "show", "remove", "runs", "run-info", "strategies")
 """In the order of the help; "info" is llm-consortium's name of "show"."""
 
-
-class ClickUserError(click.ClickException):
-    """A user's error, with its exit code."""
-
-    def __init__(self, error: UserError) -> None:
-        super().__init__(escape_control_chars(str(error)))
-        self.exit_code = error.code  # type: ignore[misc]
-
-
 TWO = (
     "model-swarms answers; another plugin has a command of this name, too (llm-consortium?): "
     "use LLM_LOAD_PLUGINS=llm-consortium llm consortium ... for that one"
 )
+
+HELP = """Query several models, and let an arbiter synthesize their answers.
+
+The command run may be left out:
+
+\b
+  {path} "Why is the sky blue?" -m gpt-4o:2 -m qwen2:7b --arbiter gpt-4o
+  {path} save council -m gpt-4o -m qwen2:7b --arbiter gpt-4o
+  {path} "Why is the sky blue?" --consortium council
+"""
+LLM_PLUGIN_HELP = """
+A saved consortium is also a model of llm: llm -m council "Why is the sky blue?"
+"""
 
 
 class ConsortiumGroup(click.Group):
@@ -57,11 +61,11 @@ class ConsortiumGroup(click.Group):
         """Insert `run` if the first word is not a command.
 
         Raises:
-            click.UsageError: The first word resembles a command.
+            click.UsageError: The first word resembles a command, or there is none.
         """
         first = args[0] if args else ""
         if first in ctx.help_option_names or (not args and is_tty(sys.stdin)):
-            return super().parse_args(ctx, ["--help"])
+            return super().parse_args(ctx, args[:1])
         if first not in (*COMMANDS, "info"):
             if matches := get_close_matches(first, COMMANDS, 1, 0.75):
                 raise click.UsageError(
@@ -84,24 +88,12 @@ class ConsortiumGroup(click.Group):
         try:
             return super().invoke(ctx)
         except UserError as error:
-            raise ClickUserError(error) from None
+            failure = click.ClickException(escape_control_chars(str(error)))
+            failure.exit_code = error.code  # type: ignore[misc]
+            raise failure from None
         except KeyboardInterrupt:
             click.echo("stopped", err=True)
             ctx.exit(130)
-
-
-HELP = """Query several models, and let an arbiter synthesize their answers.
-
-The command run may be left out:
-
-\b
-  {path} "Why is the sky blue?" -m gpt-4o:2 -m qwen2:7b --arbiter gpt-4o
-  {path} save council -m gpt-4o -m qwen2:7b --arbiter gpt-4o
-  {path} "Why is the sky blue?" --consortium council
-"""
-LLM_PLUGIN_HELP = """
-A saved consortium is also a model of llm: llm -m council "Why is the sky blue?"
-"""
 
 
 @click.command(cls=ConsortiumGroup, name="consortium", short_help=HELP.partition("\n")[0])

@@ -4,7 +4,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from swarm._util.files import write_json
-from swarm._util.options import CONTEXT, SettingType, settings_options
+from swarm._util.options import CONTEXT, SettingType, location_options, settings_options
 from swarm._util.settings import Number, Positive, PositiveNumber, parse_settings
 from swarm._util.terminal import (
     WarningCollector,
@@ -33,7 +33,6 @@ from swarm.consortium.api import (
     check_unused_options,
     default_arbiter,
 )
-from swarm.consortium.run_log import RunLog
 from swarm.errors import UserError
 from swarm.models.base import Message
 from swarm.models.llm import LLM
@@ -48,11 +47,9 @@ from swarm.multi_agent.consortium.settings import (
     parse_member,
     read_preset,
 )
-from swarm.multi_agent.consortium.store import ConsortiumStore, load_config
+from swarm.multi_agent.consortium.store import ConsortiumStore, RunLog, load_config
 from swarm.multi_agent.presets import preset_names
 from swarm.multi_agent.progress import CallProgress
-
-ClickCommand = Callable[..., Any]
 
 STRATEGIES = {
     "default": "the arbiter synthesizes the answers and reports its confidence",
@@ -65,21 +62,37 @@ STRATEGIES = {
     "synthesizes",
 }
 
+
+def print_lines(lines: Iterable[str], err: bool = False) -> None:
+    """Print lines to standard output, or to standard error."""
+    for line in lines:
+        click.echo(escape_control_chars(line), err=err)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as indented JSON."""
+    click.echo(json.dumps(value, indent=1))
+
+
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Print a table to standard output; the last column is cut to the terminal's width."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for head in heads[:-1]:
+        table.add_column(head, overflow="fold")
+    table.add_column(heads[-1], no_wrap=True)
+    for row in rows:
+        table.add_row(*(escape_control_chars("-" if c in (None, "") else str(c)) for c in row))
+    console = Console(markup=False, emoji=False, highlight=False)
+    if not console.is_terminal:
+        console.width = 160
+    if table.rows:
+        console.print(table)
+
+
 # Options
 
 
-def combine_options(*made: ClickCommand) -> Callable[[ClickCommand], ClickCommand]:
-    """Return a decorator that adds options in this order."""
-
-    def decorate(function: ClickCommand) -> ClickCommand:
-        for one in reversed(made):
-            function = one(function)
-        return function
-
-    return decorate
-
-
-config_options = combine_options(
+CONFIG_OPTIONS: tuple[Callable[..., Any], ...] = (
     click.option(
         *("-m", "--model", "--models", "models"),
         multiple=True,
@@ -107,14 +120,13 @@ config_options = combine_options(
     click.option("--timeout", type=SettingType(PositiveNumber), help="Seconds of an answer."),
 )
 
-location_options = combine_options(
-    click.option("--base", help="Base model of local/ names: an option of conf/model or a folder."),
-    click.option("--pool", metavar="FOLDER", help="Folder of the experts of local/ names."),
-    click.option("--device", help="Device of local models: cpu, cuda, cuda:1."),
-    click.option(
-        "--providers", type=click.Path(path_type=Path), help="Yaml file of custom endpoints."
-    ),
-)
+
+def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that describe a consortium."""
+    for option in reversed(CONFIG_OPTIONS):
+        command = option(command)
+    return command
+
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Show JSON.")
 
@@ -125,23 +137,10 @@ class ResolvedConfig(NamedTuple):
     Attributes:
         config: The settings.
         name: Name of the saved consortium or preset; `None` if built from options alone.
-        origin: Source of the settings, for messages.
     """
 
     config: ConsortiumSettings
     name: str | None
-    origin: str
-
-
-def build_registry(given: Mapping[str, Any]) -> MemberRegistry:
-    """Build the registry of models.
-
-    Raises:
-        UserError: The file of providers is invalid.
-    """
-    local = {key: given[key] for key in ("base", "pool", "device") if given.get(key)}
-    providers = Providers.load(given["providers"]) if given.get("providers") else None
-    return MemberRegistry(providers, **local)
 
 
 def resolve_config(
@@ -159,16 +158,11 @@ def resolve_config(
     """
     if options["count"] and not options["models"]:
         raise UserError("--count has no effect without -m; name the members", 2)
-    changes = {
-        key: options[key]
-        for key in ConsortiumOptions.model_fields
-        if options[key] not in (None, ())
-    }
+    settings = ConsortiumOptions.model_fields
+    changes = {key: options[key] for key in settings if options[key] not in (None, ())}
     if options["models"]:
-        count = options["count"] or 1
-        changes["members"] = [
-            parse_member(m, members.is_known_name, count) for m in options["models"]
-        ]
+        count, known = options["count"] or 1, members.is_known_name
+        changes["members"] = [parse_member(one, known, count) for one in options["models"]]
     for key in ("arbiter", "fallback"):
         if options[key]:
             changes[key] = parse_member(options[key], members.is_known_name)
@@ -180,29 +174,36 @@ def resolve_config(
         changes.setdefault("strategy", "roles")
     if options["system"] is not None:
         changes["system"] = read_text_or_file(options["system"])
-    name, start = _find_start(options)
-    if start is None and "arbiter" not in changes:
+    name, start = options["consortium"], None
+    if not name and not options["models"]:
+        name = _require_classic()
+    if name:
+        start = load_config(name)
+    elif "arbiter" not in changes:
         strategy = changes.get("strategy", "default")
         changes["arbiter"] = default_arbiter(strategy, changes["members"])
     config = start.changed(**changes) if start else parse_settings(ConsortiumSettings, changes)
     check_unused_options(options, config.strategy)
     each = {key: options[key] for key in of_each if options[key] is not None}
-    origin = "as the options say" if name is None else f"consortium {name}"
-    return ResolvedConfig(_set_for_each(config, each), name, origin)
+
+    def with_settings(one: MemberSpec | None) -> MemberSpec | None:
+        return one and one.model_copy(update={**each, **one.own_settings})
+
+    config = config.changed(
+        members=[with_settings(one) for one in config.members],
+        arbiter=with_settings(config.arbiter),
+        fallback=with_settings(config.fallback),
+    )
+    return ResolvedConfig(config, name)
 
 
-def _find_start(options: Mapping[str, Any]) -> tuple[str | None, ConsortiumSettings | None]:
-    """Return the name and the settings that the options change; `None` if they are complete.
+def _require_classic() -> str:
+    """Return the name of the default preset.
 
     Raises:
-        UserError: They name no models, and a default model or its key is missing.
+        UserError: A model of it, or its key, is missing.
     """
-    if name := options["consortium"]:
-        return name, load_config(name)
-    if options["models"]:
-        return None, None
-    classic = read_preset("classic")
-    for one in classic.agents:
+    for one in read_preset("classic").agents:
         try:
             LLM(one.model).check()
         except UserError as error:
@@ -211,15 +212,7 @@ def _find_start(options: Mapping[str, Any]) -> tuple[str | None, ConsortiumSetti
                 "or take those of this machine (--consortium local); the default needs llm-"
                 f"consortium's four models, and {error}"
             ) from None
-    return "classic", classic
-
-
-def _set_for_each(config: ConsortiumSettings, each: Mapping[str, Any]) -> ConsortiumSettings:
-    def with_settings(one: MemberSpec | None) -> MemberSpec | None:
-        return one and one.model_copy(update={**each, **one.own_settings})
-
-    found = {key: with_settings(getattr(config, key)) for key in ("arbiter", "fallback")}
-    return config.changed(members=[with_settings(one) for one in config.members], **found)
+    return "classic"
 
 
 FILE_NAME_PATTERN = re.compile(r"[\w.~/\\-]*\.(?:txt|md|prompt|yaml|json)")
@@ -227,20 +220,22 @@ FILE_NAME_PATTERN = re.compile(r"[\w.~/\\-]*\.(?:txt|md|prompt|yaml|json)")
 
 
 def read_text_or_file(given: str) -> str | None:
-    """Return a text, or the content of the file of this name; blank text is `None`.
+    """Return a text, or the content of the file of this name; `None` if it is empty.
 
     Raises:
-        UserError: The file cannot be read.
+        UserError: A name of a file was meant that does not exist, or it cannot be read.
     """
+    if given == "":
+        return given
     try:
         is_file = "\n" not in given and len(given) < 1024 and os.path.isfile(given)
         text = Path(given).read_text(encoding="utf-8") if is_file else given
-        if not is_file and FILE_NAME_PATTERN.fullmatch(given):
-            raise UserError(
-                f"--system {given}: no such file; a prompt given as text needs several words"
-            )
     except (OSError, ValueError) as error:
         raise UserError(f"--system {given}: the file cannot be read: {error}") from None
+    if not is_file and FILE_NAME_PATTERN.fullmatch(given):
+        raise UserError(
+            f"--system {given}: no such file; a prompt given as text needs several words"
+        )
     return text.strip() or None
 
 
@@ -267,57 +262,61 @@ def run(ctx: click.Context, prompt: str | None, **options: Any) -> None:
     escape_unencodable()  # llm starts this command without our entry
     warnings = ctx.with_resource(WarningCollector())
     quiet, dry = options["quiet"], options["dry_run"]
+    output = options["output"] and options["output"].expanduser()
     for key in ("output", "raw", "as_json", "trace") if dry else ():
         if options[key]:
             raise UserError(f"--{key[-4:]} has no effect with --dry-run; leave one out", 2)
     if options["raw"] and options["as_json"]:
         raise UserError("--raw has no effect with --json, which includes everything", 2)
     text = None if dry and not prompt else read_question(prompt, options["stdin"])
-    _check_writable(options["output"])
-    members = build_registry(options)
-    config, name, origin = resolve_config(options, members, ("timeout",))
+    if output and (output.is_dir() or not os.access(output.absolute().parent, os.W_OK)):
+        raise UserError(f"--output {output}: cannot be written; choose another path")
+    local = {key: options[key] for key in ("base", "pool", "device") if options[key]}
+    providers = Providers.load(options["providers"]) if options["providers"] else None
+    members = MemberRegistry(providers, **local)
+    config, name = resolve_config(options, members, ("timeout",))
     consortium = build_consortium(config, members.model)
-    print_notes([] if quiet else [f"{origin}: {config}"])
-    print_notes(f"warning: {one}" for one in (*warnings.pop_messages(), *list_doubts(config)))
+    origin = f"consortium {name}" if name else "as the options say"
+    notes = [] if quiet else [f"{origin}: {config}"]
+    notes += [f"warning: {one}" for one in (*warnings.pop_messages(), *list_doubts(config))]
+    print_lines(notes, err=True)
     if dry or text is None:
-        click.echo(escape_control_chars(consortium.plan_calls().words))
+        print_lines([consortium.plan_calls().words])
         return
     consortium.check()
     if members.uses_local and not quiet:
-        print_notes(["local models are loaded at the first request"])
+        print_lines(["local models are loaded at the first request"], err=True)
     if options["trace"]:
         consortium.trace = Trace(options["trace"], {"consortium": config.to_dict()})
     request = {key: options[key] for key in ("temperature", "seed") if options[key] is not None}
     request["max_new_tokens"] = options["max_tokens"]
     turns, recorded = (Message("user", text),), not options["no_log"]
     question = ConsortiumQuestion(name, config, consortium, turns, request, recorded)
-    answer = answer_question
+    answer: Callable[..., dict[str, Any]] = answer_question
     if ctx.parent and ctx.parent.parent and recorded:  # a command of llm: also in llm's log
         from swarm.consortium.llm_plugin import run_logged
 
-        answer = run_logged  # type: ignore[assignment]
+        answer = run_logged
     try:
         with CallProgress(lambda event: format_event(consortium, event), quiet) as progress:
             result = answer(question, progress)
     except QuestionInterrupted as stopped:
-        if options["output"]:
-            write_json(options["output"].expanduser(), stopped.found)
+        if output:
+            write_json(output, stopped.found)
         raise
     finally:
-        print_notes(f"warning: {one}" for one in dict.fromkeys(warnings.pop_messages()))
-    _print_result(result, options)
-
-
-def print_notes(lines: Any) -> None:
-    """Print lines to standard error."""
-    for line in lines:
-        click.echo(escape_control_chars(line), err=True)
-
-
-def print_lines(lines: Any) -> None:
-    """Print lines to standard output."""
-    for line in lines:
-        click.echo(escape_control_chars(line))
+        told = dict.fromkeys(warnings.pop_messages())
+        print_lines([f"warning: {one}" for one in told], err=True)
+    if options["as_json"]:
+        print_json(result)
+    else:
+        print_lines([result["synthesis"]["synthesis"]])
+    if options["raw"]:
+        print_lines([*summarize_result(result), *format_transcript(result)])
+    elif not quiet:
+        print_lines(summarize_result(result), err=True)
+    if output:
+        write_json(output, result)
 
 
 def read_question(prompt: str | None, stdin: bool) -> str:
@@ -341,30 +340,6 @@ def list_doubts(config: ConsortiumSettings) -> Iterator[str]:
         yield f"{config.arbiter.model} is both arbiter and member: models prefer their own"
     if sum(one.count for one in config.members) == 1:
         yield f"{names[0]} is the only member: there is nothing to compare"
-
-
-def _check_writable(file: Path | None) -> None:
-    """Check that the result can be written, before any call.
-
-    Raises:
-        UserError: It cannot.
-    """
-    if file and (file.is_dir() or not os.access(file.expanduser().absolute().parent, os.W_OK)):
-        raise UserError(f"--output {file}: cannot be written; choose another path")
-
-
-def _print_result(result: dict[str, Any], options: Mapping[str, Any]) -> None:
-    """Print the answer to standard output, and write the other requested output."""
-    if options["as_json"]:
-        click.echo(json.dumps(result, indent=1))
-    else:
-        print_lines([result["synthesis"]["synthesis"]])
-    if options["raw"]:
-        print_lines([*summarize_result(result), *format_transcript(result)])
-    elif not options["quiet"]:
-        print_notes(summarize_result(result))
-    if options["output"]:
-        write_json(options["output"].expanduser(), result)
 
 
 def summarize_result(result: Mapping[str, Any]) -> Iterator[str]:
@@ -392,16 +367,15 @@ def format_confidence(confidence: float | None) -> str:
 def format_transcript(result: Mapping[str, Any]) -> Iterator[str]:
     """Yield the replies of all members and the arbiter, by iteration."""
     for one in result["iterations"]:
+        place = f"--- iteration {one['iteration']}"
         for response in one["model_responses"]:
-            heading = f"--- iteration {one['iteration']}: {response['model']}"
             outcome = "failed"
             if "error" not in response:
                 outcome = f"confidence {format_confidence(response['confidence'])}"
-            yield from ("", f"{heading} #{response['instance']}, {outcome}")
+            yield from ("", f"{place}: {response['model']} #{response['instance']}, {outcome}")
             yield response.get("error") or response["response"]
         if reply := (one["synthesis"] or {}).get("raw_arbiter_response"):
-            arbiter = result["metadata"]["arbiter"]
-            yield from ("", f"--- iteration {one['iteration']}: arbiter {arbiter}", reply)
+            yield from ("", f"{place}: arbiter {result['metadata']['arbiter']}", reply)
 
 
 # Saved consortia
@@ -416,29 +390,19 @@ def save(name: str, **options: Any) -> None:
         raise UserError("save needs members: give -m, or start from --consortium", 2)
     if not options["consortium"] and not options["arbiter"] and options["strategy"] != "vote":
         raise UserError("save needs --arbiter MODEL; only --strategy vote works without", 2)
-    _check_name_free(name)
+    if find_spec("llm"):
+        import llm
+
+        found = llm.get_model_aliases().get(name)
+        if found is not None and not type(found).__module__.startswith("swarm.consortium."):
+            raise UserError(f"{name}: llm already has a model of this name; choose another one")
     store, members = ConsortiumStore(), MemberRegistry()
     config = resolve_config(options, members, ("temperature", "max_tokens", "timeout")).config
     _check_no_cycle(name, config, store)
     build_consortium(config, members.model)
     verb = "replaced" if store.save(name, config) else "saved"
-    print_notes(f"warning: {one}" for one in list_doubts(config))
+    print_lines([f"warning: {one}" for one in list_doubts(config)], err=True)
     click.echo(f"{verb} {name}: use it as llm -m {name}, or as the model consortium/{name}")
-
-
-def _check_name_free(name: str) -> None:
-    """Check that no other model has this name, which llm would use instead.
-
-    Raises:
-        UserError: Another model has it.
-    """
-    if find_spec("llm") is None:
-        return
-    import llm
-
-    found = llm.get_model_aliases().get(name)
-    if found is not None and not type(found).__module__.startswith("swarm.consortium."):
-        raise UserError(f"{name}: llm already has a model of this name; choose another one")
 
 
 def _check_no_cycle(name: str, config: ConsortiumSettings, store: ConsortiumStore) -> None:
@@ -470,10 +434,9 @@ def list_saved(as_json: bool) -> None:
         try:
             configs[name] = store.get(name)
         except UserError as error:
-            print_notes([f"warning: {error}"])
+            print_lines([f"warning: {error}"], err=True)
     if as_json:
-        saved = [{"name": name, **config.to_dict()} for name, config in configs.items()]
-        click.echo(json.dumps(saved, indent=1))
+        print_json([{"name": name, **config.to_dict()} for name, config in configs.items()])
         return
     print_lines(f"{name}: {config}" for name, config in configs.items())
     if not configs:
@@ -491,7 +454,7 @@ def show(name: str, as_json: bool) -> None:
     """Show the settings of a saved consortium."""
     config = load_config(name)
     if as_json:
-        click.echo(json.dumps({"name": name, **config.to_dict()}, indent=1))
+        print_json({"name": name, **config.to_dict()})
         return
     print_lines([name, *(f"  member: {member}" for member in config.members)])
     shown = {key: value for key, value in config if value is not None and key != "members"}
@@ -509,7 +472,7 @@ def remove(name: str) -> None:
 @click.command(context_settings=CONTEXT)
 def strategies() -> None:
     """List the strategies for combining answers."""
-    print_table(("strategy", "the answer"), STRATEGIES.items())
+    print_table(("strategy", "the answer"), list(STRATEGIES.items()))
     click.echo(f"roles by name: {', '.join(ROLES)}; or any text")
 
 
@@ -525,40 +488,24 @@ def runs(limit: int, since: str | None, name: str | None, as_json: bool) -> None
     """List the last runs, newest first."""
     found = RunLog().list(limit, since, name)
     if as_json:
-        click.echo(json.dumps(found, indent=1))
+        print_json(found)
         return
-    print_table(
-        ("run", "when (UTC)", "consortium", "strategy", "iterations", "confidence", "prompt"),
-        [
-            (
-                row["id"][:12],
-                row["time"][:16].replace("T", " "),
-                row["name"],
-                row["strategy"],
-                row["iterations"] if row["status"] == "done" else row["status"],
-                row["confidence"] if row["confidence"] is None else f"{row['confidence']:.3g}",
-                " ".join((row["prompt"] or "").split()),
-            )
-            for row in found
-        ],
-    )
+    rows = [
+        (
+            row["id"][:12],
+            row["time"][:16].replace("T", " "),
+            row["name"],
+            row["strategy"],
+            row["iterations"] if row["status"] == "done" else row["status"],
+            row["confidence"] if row["confidence"] is None else f"{row['confidence']:.3g}",
+            " ".join((row["prompt"] or "").split()),
+        )
+        for row in found
+    ]
+    heads = ("run", "when (UTC)", "consortium", "strategy", "iterations", "confidence", "prompt")
+    print_table(heads, rows)
     if not found:
         click.echo("no run is recorded")
-
-
-def print_table(heads: Sequence[str], rows: Any) -> None:
-    """Print a table to standard output; the last column is cut to the terminal's width."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for head in heads[:-1]:
-        table.add_column(head, overflow="fold")
-    table.add_column(heads[-1], no_wrap=True)
-    for row in rows:
-        table.add_row(*(escape_control_chars("-" if c in (None, "") else str(c)) for c in row))
-    console = Console(markup=False, emoji=False, highlight=False)
-    if not console.is_terminal:
-        console.width = 160
-    if table.rows:
-        console.print(table)
 
 
 @click.command("run-info", context_settings=CONTEXT)
@@ -573,7 +520,7 @@ def run_info(run: str, as_json: bool) -> None:
         raise UserError("run-info needs the id of a run or a prefix of it; `runs` lists them", 2)
     found = RunLog().get(run)
     if as_json:
-        click.echo(json.dumps(found, indent=1))
+        print_json(found)
     else:
         print_lines(_format_run(found))
 
@@ -582,14 +529,14 @@ def _format_run(run: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines that describe a run."""
     yield f"run {run['id']} of {run['time'][:19]}: {run['name'] or 'no name'}, {run['strategy']}"
     yield f"prompt: {run['prompt']}"
-    if run["error"]:
-        yield f"failed: {run['error']}"
-        if "iterations" in run["result"]:
-            yield from format_transcript(run["result"])
+    if not run["error"]:
+        yield from summarize_result(run["result"])
+        yield from format_transcript(run["result"])
+        yield from ("", f"--- answer of iteration {run['best']}", run["answer"])
         return
-    yield from summarize_result(run["result"])
-    yield from format_transcript(run["result"])
-    yield from ("", f"--- answer of iteration {run['best']}", run["answer"])
+    yield f"failed: {run['error']}"
+    if "iterations" in run["result"]:
+        yield from format_transcript(run["result"])
 
 
 BY_NAME: dict[str, click.Command] = {

@@ -3,6 +3,7 @@
 import logging
 import sqlite3
 from collections.abc import AsyncGenerator, Generator, Iterator
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -13,25 +14,33 @@ from pydantic import Field, create_model
 from sqlite_utils import Database
 
 from swarm._util.settings import Number, Positive, PositiveNumber, field_types
+from swarm._util.terminal import WarningCollector
 from swarm._util.threads import run_in_thread
 from swarm.consortium.api import (
     ConsortiumQuestion,
     MemberRegistry,
     answer_question,
     check_unused_options,
-    stream_progress_lines,
 )
 from swarm.errors import UserError
 from swarm.models.base import Message
 from swarm.models.cache import LOCK_TIMEOUT_S, retry_while_locked
-from swarm.multi_agent.collaboration import map_events
-from swarm.multi_agent.consortium.consortium import build_consortium
+from swarm.multi_agent.collaboration import map_events, stream_events
+from swarm.multi_agent.consortium.consortium import build_consortium, format_event
 from swarm.multi_agent.consortium.settings import ConsortiumOptions, ConsortiumSettings
 from swarm.multi_agent.types import OnEvent
 
 log = logging.getLogger(__name__)
 
 StreamEvents = Generator[StreamEvent, None, None]
+
+REQUEST_FIELDS = {
+    "temperature": "temperature",
+    "max_tokens": "max_new_tokens",
+    "timeout": "timeout",
+    "seed": "seed",
+}
+"""Options that are request fields, with their names there."""
 
 
 def _build_options() -> Any:
@@ -49,14 +58,6 @@ def _build_options() -> Any:
 
 Options = _build_options()
 
-REQUEST_FIELDS = {
-    "temperature": "temperature",
-    "max_tokens": "max_new_tokens",
-    "timeout": "timeout",
-    "seed": "seed",
-}
-"""Options that are request fields, with their names there."""
-
 
 class _SavedConsortium:
     """Common base of the synchronous and the asynchronous model.
@@ -65,6 +66,9 @@ class _SavedConsortium:
         name: Name of the model.
         config: Settings of the consortium.
     """
+
+    can_stream = True
+    Options = Options
 
     def __init__(self, name: str, config: ConsortiumSettings) -> None:
         self.model_id, self.config = name, config
@@ -99,28 +103,46 @@ class _SavedConsortium:
     def _stream_events(self, prompt: llm.Prompt, stream: bool, response: Any) -> StreamEvents:
         """Yield progress as reasoning and then the answer; store details in the response.
 
-        Warnings are yielded with the reasoning if it is shown; otherwise they are logged as usual.
+        Warnings stand in the reasoning where they came up; without reasoning they are logged.
 
         Raises:
             llm.ModelError: There is no answer.
         """
+        shown = not prompt.hide_reasoning
+        warnings, printed = WarningCollector(), set[str]()
+
+        def new_warnings() -> list[str]:
+            messages = [one for one in dict.fromkeys(warnings.pop_messages()) if one not in printed]
+            printed.update(messages)
+            return [f"warning: {one}" for one in messages]
+
+        def to_event(lines: list[str]) -> StreamEvent | None:
+            text = "".join(f"{line}\n" for line in lines if line)
+            return StreamEvent(type="reasoning", chunk=text) if text and shown else None
+
+        def run_question(watch: OnEvent) -> dict[str, Any]:
+            def forward(number: int, event: Any) -> None:
+                watch(number, [*new_warnings(), format_event(question.consortium, event)])
+
+            return answer_question(question, forward)
+
+        failure = None
         try:
-            seen = stream and not prompt.hide_reasoning
-            lines = stream_progress_lines(self._build_question(prompt), with_warnings=seen)
-            found = yield from map_events(
-                lines, lambda text: _reasoning_event(text, prompt.hide_reasoning)
-            )
+            question = self._build_question(prompt)
+            with warnings if stream and shown else nullcontext():
+                found = yield from map_events(stream_events(run_question), to_event)
         except UserError as error:
-            raise llm.ModelError(str(error)) from None
+            failure = llm.ModelError(str(error))
+        if last := to_event(new_warnings()):
+            yield last
+        if failure:
+            raise failure
         _set_response_details(response, found)
         yield StreamEvent(type="text", chunk=found["synthesis"]["synthesis"])
 
 
 class ConsortiumModel(_SavedConsortium, llm.Model):
     """A saved consortium as a synchronous model."""
-
-    can_stream = True
-    Options = Options
 
     def execute(
         self, prompt: llm.Prompt, stream: bool, response: llm.Response, conversation: Any
@@ -132,9 +154,6 @@ class ConsortiumModel(_SavedConsortium, llm.Model):
 class AsyncConsortiumModel(_SavedConsortium, llm.AsyncModel):
     """A saved consortium as an asynchronous model."""
 
-    can_stream = True
-    Options = Options
-
     async def execute(
         self, prompt: llm.Prompt, stream: bool, response: llm.AsyncResponse, conversation: Any
     ) -> AsyncGenerator[Any, None]:
@@ -142,11 +161,6 @@ class AsyncConsortiumModel(_SavedConsortium, llm.AsyncModel):
         events = self._stream_events(prompt, stream, response)
         while (event := await run_in_thread(next, events, None)) is not None:
             yield event
-
-
-def _reasoning_event(text: str, hidden: bool) -> StreamEvent | None:
-    """Return progress as a reasoning event, unless hidden."""
-    return None if hidden else StreamEvent(type="reasoning", chunk=f"{text}\n")
 
 
 def _split_prompt(prompt: llm.Prompt) -> tuple[tuple[Message, ...], str]:
@@ -159,12 +173,10 @@ def _split_prompt(prompt: llm.Prompt) -> tuple[tuple[Message, ...], str]:
     turns = []
     for message in prompt.messages:
         text = "".join(part.text for part in message.parts if isinstance(part, TextPart))
-        if message.role != "system":
-            turns += (
-                [Message(message.role, text)] if text.strip() else []
-            )  # tool messages have no text
-        elif text not in system and not prompt.system:
-            system.append(text)
+        if message.role == "system":
+            system += [text] if text not in system and not prompt.system else []
+        elif text.strip():  # tool messages have no text
+            turns.append(Message(message.role, text))
     if not turns or turns[-1].role != "user":
         raise UserError("the prompt is empty")
     return tuple(turns), "\n\n".join(system)

@@ -9,6 +9,9 @@ import llm
 if TYPE_CHECKING:
     import click
 
+warned_messages: set[str] = set()
+"""Warnings already printed: llm registers models several times per command."""
+
 
 @llm.hookimpl(trylast=True)
 def register_commands(cli: "click.Group") -> None:
@@ -51,17 +54,11 @@ def register_models(register: Callable[..., None], model_aliases: Iterable[Any])
             _warn_once(f"the consortium {name} cannot be used: {error}")
 
 
-warned_messages: set[str] = set()
-"""Warnings already printed: llm registers models several times per command."""
-
-
 def _warn_once(message: str) -> None:
     """Print a warning to standard error, once."""
     from swarm._util.terminal import escape_control_chars
 
     if message not in warned_messages:
         warned_messages.add(message)
-        print(
-            f"warning: model-swarms: {escape_control_chars(' '.join(message.split()))}",
-            file=sys.stderr,
-        )
+        line = escape_control_chars(" ".join(message.split()))
+        print(f"warning: model-swarms: {line}", file=sys.stderr)

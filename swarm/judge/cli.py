@@ -1,12 +1,12 @@
 """Command `python -m swarm.judge FORMAT ACTION`: options, models, and the three actions."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace as Options
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import Any, Protocol, cast
 
 import click
 
@@ -16,10 +16,6 @@ from swarm.errors import UserError
 from swarm.judge.pipeline import BATCH_SIZE, OutputJob, run_job
 from swarm.models.base import Model
 from swarm.models.providers import Providers, parse_counted_names
-
-if TYPE_CHECKING:
-    from swarm.registry.registry import Roster
-
 
 FORMATS = {
     "alpaca_eval": "in pairs against reference answers, with win rates (AlpacaEval 2)",
@@ -42,12 +38,10 @@ class JudgeFormat(Protocol):
     """The module of a format.
 
     Attributes:
-        ACTIONS: Help texts by action: generate, judge, show.
-        EXAMPLES: A command per action, after `python -m swarm.judge FORMAT`.
+        ACTIONS: Of generate, judge and show, the help and an example of its options.
     """
 
-    ACTIONS: Mapping[str, str]
-    EXAMPLES: Mapping[str, str]
+    ACTIONS: Mapping[str, tuple[str, str]]
 
     def list_options(self, action: str) -> list[click.Parameter]:
         """Return the options of an action that are not those of all formats."""
@@ -68,28 +62,23 @@ class JudgeFormat(Protocol):
 
 def build_command() -> click.Group:
     """Build the command: a group per format, and in it a command per action."""
-    whole = click.Group(
-        "judge",
-        help="Have models answer questions, and another model judge the answers.",
-        epilog=EPILOG,
-        context_settings=CONTEXT,
-    )
-    runs = {"generate": _generate, "judge": _judge, "show": _show}
+    text = "Have models answer questions, and another model judge the answers."
+    whole = click.Group("judge", help=text, epilog=EPILOG, context_settings=CONTEXT)
     for name, what in FORMATS.items():
         form = cast(JudgeFormat, import_module(f"swarm.judge.{name}"))
-        examples = {k: f"python -m swarm.judge {name} {k} {v}" for k, v in form.EXAMPLES.items()}
-        group = click.Group(
-            name, help=f"Judge {what}.", epilog="\b\n" + "\n".join(examples.values())
-        )
-        for action, text in form.ACTIONS.items():
+        examples = []
+        group = click.Group(name, help=f"Judge {what}.")
+        for action, (help_text, words) in form.ACTIONS.items():
+            examples.append(f"python -m swarm.judge {name} {action} {words}")
             command = click.Command(
                 action,
-                callback=partial(_run, runs[action], form),
+                callback=partial(_run, form, action),
                 params=[*form.list_options(action), *_common_options(action)],
-                help=text[:1].upper() + text[1:] + ".",
-                epilog="\b\n" + examples[action],
+                help=f"{help_text[:1].upper()}{help_text[1:]}.",
+                epilog=f"\b\n{examples[-1]}",
             )
             group.add_command(command)
+        group.epilog = "\b\n" + "\n".join(examples)
         whole.add_command(group)
     return whole
 
@@ -97,10 +86,6 @@ def build_command() -> click.Group:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run an action and return its exit code; print a user's error in one line."""
     return run_click(build_command(), arguments, "python -m swarm.judge")
-
-
-def _run(action: Callable[[JudgeFormat, Options], int], form: JudgeFormat, **given: Any) -> int:
-    return action(form, Options(**given))
 
 
 def option(*names: str, type: Any = None, **more: Any) -> click.Option:
@@ -118,45 +103,37 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 def _common_options(action: str) -> list[click.Option]:
     if action == "show":
         return [option("--json", is_flag=True, help="Print the results as JSON.")]
-    first = {
-        "generate": [
-            option(
-                "--model", required=True, help="Answering model: moa/lite, local/base, ... (any)."
-            ),
+    proposers = (
+        "Proposers of a mixture of agents whose aggregator is --model; NAME:3 requests three "
+        "samples; repeatable."
+    )
+    cached = "Do not use the answer cache; the command's own files are still used."
+    answering = "Answering model: moa/lite, local/base, ... (any)."
+    first = [
+        option("--judge", required=True, help="Judging model; any model."),
+        option("--out", required=True, type=FOLDER, help="Folder of judgements."),
+    ]
+    if action == "generate":
+        first = [
+            option("--model", required=True, help=answering),
             option("--output", required=True, type=FILE, help="File of answers."),
-            option(
-                "--reference-models",
-                multiple=True,
-                metavar="A,B:3",
-                help="Proposers of a mixture of agents whose aggregator is --model; NAME:3 "
-                "requests three samples; repeatable.",
-            ),
+            option("--reference-models", multiple=True, metavar="A,B:3", help=proposers),
             option("--rounds", type=Positive, help="Layers of these proposers; default 1."),
-        ],
-        "judge": [
-            option("--judge", required=True, help="Judging model; any model."),
-            option("--out", required=True, type=FOLDER, help="Folder of judgements."),
-        ],
-    }
+        ]
     return [
-        *first[action],
+        *first,
         option("--base", type=Text, help="Base model of local/ names."),
         option("--pool", type=Text, default="initial_experts", help="Folder of local experts."),
         option("--device", type=Text, help="Device of local models: cpu, cuda, cuda:1."),
         option("--providers", type=FILE, help="Yaml file of own endpoints."),
-        option(
-            "--no-cache",
-            is_flag=True,
-            help="Do not use the answer cache; the command's own files are still used.",
-        ),
+        option("--no-cache", is_flag=True, help=cached),
     ]
 
 
 def token_option(default: int, of: str) -> click.Option:
     """Return `--max-tokens` of a format."""
-    return option(
-        "--max-tokens", type=Positive, default=default, help=f"Maximum new tokens of {of}."
-    )
+    text = f"Maximum new tokens of {of}."
+    return option("--max-tokens", type=Positive, default=default, help=text)
 
 
 def sampling_options() -> list[click.Option]:
@@ -178,10 +155,20 @@ def batch_options(limit: Sequence[str] = (), batch: Sequence[str] = ()) -> list[
     ]
 
 
+def questions_option(default: str) -> click.Option:
+    """Return `--questions`, of which a set is included."""
+    return option("--questions", default=default, metavar="FILE", help="Included.")
+
+
 def answers_option() -> click.Option:
-    """Return `--answers` of a judge; see `swarm.judge.pipeline.list_files`."""
+    """Return `--answers` of a judge; see `list_files`."""
     text = "Files of generate, separated by commas; repeatable."
     return option("--answers", multiple=True, required=True, metavar="A,B", help=text)
+
+
+def list_files(words: Sequence[str]) -> list[Path]:
+    """Return the files of an option whose values may contain several, separated by commas."""
+    return [Path(name) for names in words for name in names.split(",") if name]
 
 
 def index_options() -> list[click.Option]:
@@ -192,59 +179,46 @@ def index_options() -> list[click.Option]:
     ]
 
 
-def _generate(form: JudgeFormat, given: Options) -> int:
-    """Write a model's answers."""
-    job = form.build_answer_job(given)
-    model = job.wrap(_load_answering_model(given))
-    return run_job(job, model, given.model, given.batch)
-
-
-def _judge(form: JudgeFormat, given: Options) -> int:
-    """Write a judge's verdicts."""
-    job = form.build_judge_job(given)
+def _run(form: JudgeFormat, action: str, **options: Any) -> int:
+    """Run an action of a format."""
+    given = Options(**options)
+    if action == "show":
+        values, lines = form.compute_tables(given)
+        print(json.dumps(values, indent=1) if given.json else "\n".join(lines))
+        return 0
+    generates = action == "generate"
+    job = form.build_answer_job(given) if generates else form.build_judge_job(given)
     for note in job.notes:
         print(note)
-    roster = _load_roster(given)
-    model = roster.model(given.judge)
-    roster.check()
-    return run_job(job, model, given.judge, given.batch)
+    name = given.model if generates else given.judge
+    model = job.wrap(_load_model(name, given))
+    return run_job(job, model, name, given.batch)
 
 
-def _show(form: JudgeFormat, given: Options) -> int:
-    """Print the results."""
-    values, lines = form.compute_tables(given)
-    print(json.dumps(values, indent=1) if given.json else "\n".join(lines))
-    return 0
-
-
-def _load_answering_model(given: Options) -> Model:
-    """Return the answering model: --model, or a mixture of --reference-models aggregated by it.
+def _load_model(name: str, given: Options) -> Model:
+    """Return a model, or a mixture of --reference-models aggregated by it.
 
     Raises:
         UserError: The model does not exist or is not usable, or an option has no effect.
     """
-    proposers = parse_counted_names(given.reference_models)
-    if not proposers and given.rounds is not None:
+    from swarm.registry.registry import Roster
+
+    proposers = parse_counted_names(vars(given).get("reference_models", ()))
+    rounds = vars(given).get("rounds")
+    if rounds is not None and not proposers:
         raise UserError("--rounds has no effect without --reference-models; leave it out", 2)
-    roster = _load_roster(given)
+    providers = Providers.load(given.providers) if given.providers else None
+    cache: Any = None if given.no_cache else "default"
+    roster = Roster(providers, given.base, given.pool, given.device, cache)
+    model = roster.model(name)
     if proposers:
         from swarm.multi_agent.moa import build_mixture
 
         preset = {
-            "proposers": [{"model": name, "count": count} for name, count in proposers],
-            "aggregator": given.model,
-            "layers": (given.rounds or 1) + 1,
+            "proposers": [{"model": one, "count": count} for one, count in proposers],
+            "aggregator": name,
+            "layers": (rounds or 1) + 1,
         }
-        model: Model = build_mixture(preset, roster.model)
-    else:
-        model = roster.model(given.model)
+        model = build_mixture(preset, roster.model)
     roster.check()
     return model
-
-
-def _load_roster(given: Options) -> "Roster":
-    from swarm.registry.registry import Roster
-
-    providers = Providers.load(given.providers) if given.providers else None
-    cache: Literal["default"] | None = None if given.no_cache else "default"
-    return Roster(providers, given.base, given.pool, given.device, cache)

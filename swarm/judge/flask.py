@@ -24,7 +24,9 @@ from swarm.judge.cli import (
     Options,
     answers_option,
     batch_options,
+    list_files,
     option,
+    questions_option,
     sampling_options,
     token_option,
 )
@@ -39,7 +41,6 @@ from swarm.judge.pipeline import (
     describe_questions,
     fence_parts,
     group_scores,
-    list_files,
 )
 from swarm.judge.win_rates import Average, average_scores
 
@@ -47,16 +48,12 @@ QUESTIONS_FILE = "data/questions/flask.jsonl"
 SKILLS_FILE = "data/questions/flask_skills.json"
 
 ACTIONS = {
-    "generate": "answers of a model",
-    "judge": "scores of answers, skill by skill",
-    "show": "tables by skill, domain and difficulty",
-}
-
-
-EXAMPLES = {
-    "generate": "--model moa/lite --output outputs/moa.jsonl",
-    "judge": "--answers outputs/moa.jsonl --judge gpt-4o --out outputs",
-    "show": "--out outputs",
+    "generate": ("answers of a model", "--model moa/lite --output outputs/moa.jsonl"),
+    "judge": (
+        "scores of answers, skill by skill",
+        "--answers outputs/moa.jsonl --judge gpt-4o --out outputs",
+    ),
+    "show": ("tables by skill, domain and difficulty", "--out outputs"),
 }
 
 
@@ -65,17 +62,16 @@ def list_options(action: str) -> list[click.Parameter]:
     if action == "show":
         text = "As of judge; scores.csv and scores.json are written there."
         return [option("--out", required=True, type=FOLDER, help=text)]
-    first: dict[str, list[click.Parameter]] = {
-        "generate": [*sampling_options()],
-        "judge": [answers_option(), token_option(1024, "a reply")],
-    }
+    judging = [answers_option(), token_option(1024, "a reply")]
     return [
-        *first[action],
-        option("--questions", default=QUESTIONS_FILE, metavar="FILE", help="Included."),
+        *(sampling_options() if action == "generate" else judging),
+        questions_option(QUESTIONS_FILE),
         option("--skills", default=SKILLS_FILE, metavar="FILE", help="The skills' scales."),
         *batch_options(),
     ]
 
+
+# Items and answers
 
 FIELD_ALIASES = {
     "idx": ("idx", "question_id"),
@@ -87,11 +83,10 @@ FIELD_ALIASES = {
 """Present field names, and all accepted ones."""
 
 SKILL_FIELDS: FieldTypes = {"Skill": str, "Criteria": str, "Scoring": dict}
-
 SCORE_LEVELS = ("1", "2", "3", "4", "5")
 
-UNLABELLED_CODE = "-1"
-"""Value in the original's data for an unlabelled domain or difficulty."""
+UNLABELLED_CODES = (None, "-1", -1)
+"""Values in the original's data for an unlabelled domain or difficulty."""
 
 
 class Skill(NamedTuple):
@@ -147,54 +142,41 @@ def read_items(path: str | Path, skills: Mapping[str, Skill]) -> list[FlaskItem]
     Raises:
         UserError: The file cannot be read or is invalid.
     """
-    rows = [_normalize_fields(row) for row in read_json_rows(path)]
+    rows = []
+    for row in read_json_rows(path):
+        fields = {
+            now: next((row[name] for name in names if name in row), None)
+            for now, names in FIELD_ALIASES.items()
+        }
+        rows.append({**row, **fields})
     return [_parse_item(path, row, skills) for row in rows_by_key(("idx",), rows).values()]
 
 
-def _normalize_fields(row: JsonRow) -> JsonRow:
-    found = dict(row)
-    for now, names in FIELD_ALIASES.items():
-        found[now] = next((row[name] for name in names if name in row), None)
-    return found
-
-
 def _parse_item(path: str | Path, row: JsonRow, skills: Mapping[str, Skill]) -> FlaskItem:
-    id_, instruction = row["idx"], row["instruction"]
+    id_, instruction, named = row["idx"], row["instruction"], row["skill"]
     if not isinstance(id_, (int, str)) or isinstance(id_, bool):
         raise UserError(f'{path}: an item has no "idx" (or "question_id"), a number or a text')
     if not isinstance(instruction, str) or not instruction.strip():
         raise UserError(f'{path}: item {id_}: it has no "instruction" (or "text")')
-    named = row["skill"]
     if not isinstance(named, list) or not named:
         raise UserError(f'{path}: item {id_}: its "skill" (or "metrics") is no list of skills')
-    return FlaskItem(
-        id_,
-        instruction,
-        row["answer"] if isinstance(row.get("answer"), str) else "",
-        tuple(dict.fromkeys(_resolve_skill(path, id_, str(name), skills) for name in named)),
-        tuple(_parse_labels(row["domain"])),
-        _parse_labels(row["difficulty"])[0],
-    )
+    answer = row["answer"] if isinstance(row.get("answer"), str) else ""
+    found = []
+    for name in map(str, named):
+        # A name, or an unambiguous part of it, ignoring case and underscores.
+        asked = _normalize_name(name)
+        matches = [skill for skill in skills if _normalize_name(skill) == asked]
+        matches = matches or [one for one in skills if asked and asked in _normalize_name(one)]
+        if len(matches) != 1:
+            raise UserError(f"{path}: item {id_}: skill {name!r} is not one of {', '.join(skills)}")
+        found += matches
+    domains, (level, *_) = _parse_labels(row["domain"]), _parse_labels(row["difficulty"])
+    return FlaskItem(id_, instruction, answer, tuple(dict.fromkeys(found)), domains, level)
 
 
-def _parse_labels(value: Any) -> list[str]:
-    values = value if isinstance(value, list) else [value]
-    return [
-        "unlabelled" if one in (None, UNLABELLED_CODE, int(UNLABELLED_CODE)) else str(one)
-        for one in values
-    ] or ["unlabelled"]
-
-
-def _resolve_skill(
-    path: str | Path, id_: QuestionId, name: str, skills: Mapping[str, Skill]
-) -> str:
-    """Return the skill of a name or an unambiguous part of it, ignoring case and underscores."""
-    asked = _normalize_name(name)
-    whole = [skill for skill in skills if _normalize_name(skill) == asked]
-    parts = whole or [skill for skill in skills if asked and asked in _normalize_name(skill)]
-    if len(parts) != 1:
-        raise UserError(f"{path}: item {id_}: skill {name!r} is not one of {', '.join(skills)}")
-    return parts[0]
+def _parse_labels(value: Any) -> tuple[str, ...]:
+    values = value if isinstance(value, list) and value else [value or None]
+    return tuple("unlabelled" if one in UNLABELLED_CODES else str(one) for one in values)
 
 
 def _normalize_name(name: str) -> str:
@@ -219,6 +201,24 @@ def read_answers(paths: Iterable[str | Path]) -> dict[str, dict[QuestionId, str]
     return found
 
 
+def _load_items(given: Options) -> tuple[list[FlaskItem], dict[str, Skill]]:
+    skills = read_skills(find_path(given.skills))
+    return read_items(find_path(given.questions), skills)[: given.limit], skills
+
+
+def build_answer_job(given: Options) -> OutputJob:
+    """Return the job of answering every instruction; rows: {question_id, text, model}."""
+
+    def answer(item: FlaskItem) -> RecordSteps:
+        (reply,) = yield {str(item.id): build_sampled_request(item.instruction, given)}
+        return {"question_id": item.id, "text": reply.text, "model": given.model}
+
+    records = [Record((item.id, given.model), answer(item)) for item in _load_items(given)[0]]
+    return OutputJob(records, given.output, "answers", fields=("question_id", "model"))
+
+
+# Reviews
+
 REVIEW_PROMPT = """\
 Score an assistant's response to an instruction. It is scored by {count}, each with a question and \
 a scale of its own; judge each by itself, and by nothing else.
@@ -239,47 +239,26 @@ bearing on this instruction."""
 def build_prompt(item: FlaskItem, response: str, skills: Mapping[str, Skill]) -> str:
     """Build the judge's prompt for a response, with the reference answer if there is one."""
     asked = [skills[name] for name in item.skills]
-    reference = {"Reference answer, a good one among others that may be": item.answer}
-    parts = {
-        "Instruction": item.instruction,
-        **(reference if item.answer else {}),
-        "Response": response,
-    }
-    line, material = fence_parts(parts.items())
+    parts = [("Instruction", item.instruction)]
+    if item.answer:
+        parts.append(("Reference answer, a good one among others that may be", item.answer))
+    line, material = fence_parts([*parts, ("Response", response)])
+    scales = []
+    for skill in asked:
+        levels = [f"{level}: {skill.scoring[level]}" for level in SCORE_LEVELS]
+        scales.append("\n".join([f"{skill.name}: {skill.criteria}", *levels]))
     form = ", ".join(f"{json.dumps(skill.name)}: N" for skill in asked)
     return REVIEW_PROMPT.format(
         count="one skill" if len(asked) == 1 else f"{len(asked)} skills",
-        skills="\n\n".join(map(_format_scale, asked)),
+        skills="\n\n".join(scales),
         fence=line,
         material=material,
         form="{" + form + "}",
     )
 
 
-def _format_scale(skill: Skill) -> str:
-    levels = [f"{level}: {skill.scoring[level]}" for level in SCORE_LEVELS]
-    return "\n".join([f"{skill.name}: {skill.criteria}", *levels])
-
-
 REVIEWS_FILE = "reviews.jsonl"
 REVIEW_FIELDS = ("question_id", "model", "judge")
-
-
-def _load_items(given: Options) -> tuple[list[FlaskItem], dict[str, Skill]]:
-    skills = read_skills(find_path(given.skills))
-    return read_items(find_path(given.questions), skills)[: given.limit], skills
-
-
-def build_answer_job(given: Options) -> OutputJob:
-    """Return the job of answering every instruction; rows: {question_id, text, model}."""
-
-    def answer(item: FlaskItem) -> RecordSteps:
-        (reply,) = yield {str(item.id): build_sampled_request(item.instruction, given)}
-        return {"question_id": item.id, "text": reply.text, "model": given.model}
-
-    items, _ = _load_items(given)
-    records = [Record((item.id, given.model), answer(item)) for item in items]
-    return OutputJob(records, given.output, "answers", ("question_id", "model"))
 
 
 def build_judge_job(given: Options) -> OutputJob:
@@ -289,44 +268,43 @@ def build_judge_job(given: Options) -> OutputJob:
     review, score, tstamp}; `score` contains a number, "N/A" or null (unparsed) for each of the
     item's skills. Rows are joined by question_id.
     """
+
+    def review(item: FlaskItem, model: str, text: str) -> RecordSteps:
+        prompt = build_prompt(item, text, skills)
+        (reply,) = yield {f"{item.id} {model}": build_judge_request(prompt, given)}
+        return {
+            "question_id": item.id,
+            "instruction": item.instruction,
+            "answer": item.answer,
+            "skill": list(item.skills),
+            "domain": list(item.domains),
+            "difficulty": item.difficulty,
+            "model": model,
+            "judge": given.judge,
+            "target_txt": text,
+            "review": reply.text,
+            "score": parse_skill_scores(reply.text, item.skills),
+            "tstamp": time.time(),
+        }
+
+    def describe_unparsed(rows: Sequence[JsonRow], replies: BatchResult) -> list[str]:
+        unparsed = sum(score is None for row in rows for score in row["score"].values())
+        return [f"{unparsed} scores cannot be read; show counts them"] * bool(unparsed)
+
     items, skills = _load_items(given)
     answers = read_answers(list_files(given.answers))
     records = [
-        Record((item.id, model, given.judge), _review(item, model, own[item.id], skills, given))
+        Record((item.id, model, given.judge), review(item, model, own[item.id]))
         for model, own in answers.items()
         for item in items
         if item.id in own
     ]
     notes = describe_questions(given.questions, [item.id for item in items], answers)
     output = given.out / REVIEWS_FILE
-    return OutputJob(records, output, "reviews", REVIEW_FIELDS, notes, _describe_unparsed)
+    return OutputJob(records, output, "reviews", describe_unparsed, REVIEW_FIELDS, notes)
 
 
-def _describe_unparsed(rows: Sequence[JsonRow], replies: BatchResult) -> list[str]:
-    unparsed = sum(score is None for row in rows for score in row["score"].values())
-    return [f"{unparsed} scores cannot be read; show counts them"] * bool(unparsed)
-
-
-def _review(
-    item: FlaskItem, model: str, text: str, skills: Mapping[str, Skill], given: Options
-) -> RecordSteps:
-    prompt = build_prompt(item, text, skills)
-    (reply,) = yield {f"{item.id} {model}": build_judge_request(prompt, given)}
-    return {
-        "question_id": item.id,
-        "instruction": item.instruction,
-        "answer": item.answer,
-        "skill": list(item.skills),
-        "domain": list(item.domains),
-        "difficulty": item.difficulty,
-        "model": model,
-        "judge": given.judge,
-        "target_txt": text,
-        "review": reply.text,
-        "score": parse_skill_scores(reply.text, item.skills),
-        "tstamp": time.time(),
-    }
-
+# Tables
 
 REVIEW_ROW_FIELDS: FieldTypes = {
     "question_id": (int, str),
@@ -348,22 +326,9 @@ DIFFICULTY_ORDER = (
 )
 """Easiest first; others follow."""
 
-TABLE_COLUMNS = (
-    "judge",
-    "model",
-    "table",
-    "name",
-    "average",
-    "low",
-    "high",
-    "n",
-    "unparsed",
-    "not_applicable",
-)
-
 
 def compute_tables(given: Options) -> tuple[list[JsonRow], list[str]]:
-    """Compute the table rows, with `TABLE_COLUMNS`, for each judge and model, and write them.
+    """Compute the table rows for each judge and model, and write them as scores.csv and .json.
 
     Averages are over all numeric scores; not applicable and unparsed ones are counted separately.
     The interval resamples questions, as the scores of one question are correlated.
@@ -375,18 +340,31 @@ def compute_tables(given: Options) -> tuple[list[JsonRow], list[str]]:
     found: dict[tuple[str, str], list[JsonRow]] = {}
     for row in rows_by_key(REVIEW_FIELDS, reviews).values():
         found.setdefault((row["judge"], row["model"]), []).append(row)
-    lines = []
+    lines, text = [], []
     for judge, model in sorted(found):
         groups = group_scores(
             (_table_labels(row, skill), row["question_id"], score)
             for row in found[judge, model]
             for skill, score in row["score"].items()
         )
+        tables: dict[str, list[tuple[str, str, str]]] = {kind: [] for kind in TABLE_KINDS}
         for kind, name in sorted(groups, key=_label_sort_key):
+            scores = groups[kind, name]
+            bearing = [[one for one in some if one != NOT_APPLICABLE] for some in scores]
+            average, apart = average_scores(bearing), sum(map(len, scores)) - sum(map(len, bearing))
             line = {"judge": judge, "model": model, "table": kind, "name": name}
-            lines.append(line | _average_row(list(groups[kind, name].values())))
-    _write_tables(given.out, lines)
-    return lines, _format_tables(lines)
+            lines.append({**line, **average.to_row(), "not_applicable": apart})
+            tables[kind].append((name, str(average), str(apart)))
+        text.append(f"{model}, judge {judge}: scores from 1 to 5, 95 % intervals over questions")
+        for kind, rows in tables.items():
+            text += ["", *format_table((kind, "average", "not applicable"), rows)]
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: csv_cell(one) for key, one in line.items()} for line in lines)
+    write_atomic(given.out / "scores.csv", file.getvalue().encode())
+    write_json(given.out / "scores.json", lines)
+    return lines, text
 
 
 def _table_labels(row: JsonRow, skill: str) -> list[tuple[str, str]]:
@@ -400,35 +378,3 @@ def _label_sort_key(label: tuple[Any, ...]) -> tuple[int, int, str]:
     known = name in DIFFICULTY_ORDER
     level = DIFFICULTY_ORDER.index(name) if known else len(DIFFICULTY_ORDER)
     return (TABLE_KINDS.index(kind), level, name)
-
-
-def _average_row(questions: Sequence[Sequence[Any]]) -> JsonRow:
-    bearing = [[score for score in scores if score != NOT_APPLICABLE] for scores in questions]
-    apart = sum(map(len, questions)) - sum(map(len, bearing))
-    return {**average_scores(bearing).to_row(), "not_applicable": apart}
-
-
-def _write_tables(folder: Path, lines: Sequence[JsonRow]) -> None:
-    """Write the rows as scores.csv and scores.json."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, TABLE_COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({key: csv_cell(one) for key, one in line.items()} for line in lines)
-    write_atomic(folder / "scores.csv", text.getvalue().encode())
-    write_json(folder / "scores.json", list(lines))
-
-
-def _format_tables(lines: Sequence[JsonRow]) -> list[str]:
-    """Format the tables as text."""
-    text = []
-    for judge, model in dict.fromkeys((line["judge"], line["model"]) for line in lines):
-        mine = [line for line in lines if (line["judge"], line["model"]) == (judge, model)]
-        text.append(f"{model}, judge {judge}: scores from 1 to 5, 95 % intervals over questions")
-        for kind in TABLE_KINDS:
-            rows = [_format_line(line) for line in mine if line["table"] == kind]
-            text += ["", *format_table((kind, "average", "not applicable"), rows)]
-    return text
-
-
-def _format_line(line: JsonRow) -> tuple[str, str, str]:
-    return line["name"], str(Average.from_row(line)), str(line["not_applicable"])

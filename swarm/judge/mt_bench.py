@@ -33,7 +33,9 @@ from swarm.judge.cli import (
     answers_option,
     batch_options,
     index_options,
+    list_files,
     option,
+    questions_option,
     token_option,
 )
 from swarm.judge.pipeline import (
@@ -46,7 +48,6 @@ from swarm.judge.pipeline import (
     describe_questions,
     fence_parts,
     group_scores,
-    list_files,
 )
 from swarm.judge.win_rates import Average, average_scores
 from swarm.models.base import Message, Request
@@ -69,16 +70,12 @@ JUDGING_MODES = {"single": "single", "pairwise-baseline": "pair", "pairwise-all"
 """Modes, and the kind of the judge's rows in each."""
 
 ACTIONS = {
-    "generate": "answers of a model, turn by turn",
-    "judge": "grades of answers, or verdicts on pairs",
-    "show": "tables by category and turn",
-}
-
-
-EXAMPLES = {
-    "generate": "--model moa/lite --output outputs/moa.jsonl",
-    "judge": "--answers outputs/moa.jsonl --judge gpt-4o --out outputs",
-    "show": "--out outputs",
+    "generate": ("answers of a model, turn by turn", "--model moa/lite --output outputs/moa.jsonl"),
+    "judge": (
+        "grades of answers, or verdicts on pairs",
+        "--answers outputs/moa.jsonl --judge gpt-4o --out outputs",
+    ),
+    "show": ("tables by category and turn", "--out outputs"),
 }
 
 
@@ -91,7 +88,7 @@ def list_options(action: str) -> list[click.Parameter]:
     if action == "show":
         return [*modes, option("--out", required=True, type=FOLDER, help="As of judge.")]
     questions = [
-        option("--questions", default=QUESTIONS_FILE, metavar="FILE", help="Included."),
+        questions_option(QUESTIONS_FILE),
         *index_options(),
         *batch_options(limit=("--first-n",), batch=("--parallel",)),
     ]
@@ -147,25 +144,31 @@ def read_questions(
     rows = index_rows(path, read_json_rows(path, QUESTION_FIELDS), "question_id")
     given = read_answers([references]) if references else {}
     right = {id_: turns for answers in given.values() for id_, turns in answers.items()}
-    questions = [_parse_question(path, row, right) for row in list(rows.values())[begin:end]]
+    questions = []
+    for id_, row in list(rows.items())[begin:end]:
+        turns, reference = row["turns"], row.get("reference") or []
+        temperature = row.get("required_temperature")
+        mistakes = {
+            '"turns" are no list of texts': not turns or not _are_texts(turns, blank=False),
+            '"reference" is no list of texts, one a turn': not _are_texts(reference),
+            '"required_temperature" is no number': not isinstance(temperature or 0, (int, float)),
+        }
+        for mistake, made in mistakes.items():
+            if made:
+                raise UserError(f"{path}: question {id_}: its {mistake}")
+        reference = right.get(id_, tuple(reference))
+        found = MTBenchQuestion(id_, row["category"], tuple(turns), reference, temperature)
+        questions.append(found)
     if not questions:
         raise UserError(f"{path}: it has {len(rows)} questions, and none is left to ask")
     return questions
 
 
-def _parse_question(
-    path: str | Path, row: JsonRow, right: Mapping[QuestionId, tuple[str, ...]]
-) -> MTBenchQuestion:
-    id_, turns, reference = row["question_id"], row["turns"], row.get("reference") or []
-    temperature = row.get("required_temperature")
-    if not turns or not all(isinstance(turn, str) and turn.strip() for turn in turns):
-        raise UserError(f'{path}: question {id_}: its "turns" are no list of texts')
-    if not isinstance(reference, list) or not all(isinstance(one, str) for one in reference):
-        raise UserError(f'{path}: question {id_}: its "reference" is no list of texts, one a turn')
-    if temperature is not None and not isinstance(temperature, (int, float)):
-        raise UserError(f'{path}: question {id_}: its "required_temperature" is no number')
-    reference = right.get(id_, tuple(reference))
-    return MTBenchQuestion(id_, row["category"], tuple(turns), reference, temperature)
+def _are_texts(value: Any, blank: bool = True) -> bool:
+    """Return whether a value is a list of texts, possibly blank ones."""
+    return isinstance(value, list) and all(
+        isinstance(one, str) and (blank or one.strip()) for one in value
+    )
 
 
 def read_answers(paths: Iterable[str | Path]) -> dict[str, dict[QuestionId, tuple[str, ...]]]:
@@ -179,14 +182,14 @@ def read_answers(paths: Iterable[str | Path]) -> dict[str, dict[QuestionId, tupl
         rows = rows_by_key(("question_id", "model_id"), read_json_rows(path, ANSWER_FIELDS))
         for (id_, model), row in rows.items():
             try:
-                turns = tuple(row["choices"][0]["turns"])
+                turns = row["choices"][0]["turns"]
             except (LookupError, TypeError):
-                turns = ()
-            if not turns or not all(isinstance(turn, str) for turn in turns):
+                turns = []
+            if not turns or not _are_texts(turns):
                 raise UserError(
                     f'{path}: question {id_}: its "choices" are no list of {{"index", "turns"}}'
                 )
-            found.setdefault(model, {})[id_] = turns
+            found.setdefault(model, {})[id_] = tuple(turns)
     return found
 
 
@@ -200,35 +203,33 @@ def build_answer_job(given: Options) -> OutputJob:
 
     Rows: {question_id, answer_id, model_id, choices: [{index, turns}], tstamp}.
     """
-    questions = _load_questions(given)
-    records = [Record((one.id, given.model), _answer(one, given)) for one in questions]
-    return OutputJob(records, given.output, "answers", ("question_id", "model_id"))
 
-
-def _answer(question: MTBenchQuestion, given: Options) -> RecordSteps:
-    choices: list[list[str]] = [[] for _ in range(given.num_choices)]
-    for turn in range(1, len(question.turns) + 1):
-        replies = yield {
-            f"{question.id} choice {index} turn {turn}": _build_request(
-                question, answers, index, given
-            )
-            for index, answers in enumerate(choices)
+    def answer(question: MTBenchQuestion) -> RecordSteps:
+        choices: list[list[str]] = [[] for _ in range(given.num_choices)]
+        for turn in range(1, len(question.turns) + 1):
+            replies = yield {
+                f"{question.id} choice {index} turn {turn}": _ask(question, answers, index, given)
+                for index, answers in enumerate(choices)
+            }
+            for answers, reply in zip(choices, replies, strict=True):
+                answers.append(reply.text)
+        listed = [{"index": index, "turns": turns} for index, turns in enumerate(choices)]
+        return {
+            "question_id": question.id,
+            "answer_id": short_digest([given.model, question.id, listed]),
+            "model_id": given.model,
+            "choices": listed,
+            "tstamp": time.time(),
         }
-        for answers, reply in zip(choices, replies, strict=True):
-            answers.append(reply.text)
-    listed = [{"index": index, "turns": turns} for index, turns in enumerate(choices)]
-    return {
-        "question_id": question.id,
-        "answer_id": short_digest([given.model, question.id, listed]),
-        "model_id": given.model,
-        "choices": listed,
-        "tstamp": time.time(),
-    }
+
+    records = [Record((one.id, given.model), answer(one)) for one in _load_questions(given)]
+    return OutputJob(records, given.output, "answers", fields=("question_id", "model_id"))
 
 
-def _build_request(
+def _ask(
     question: MTBenchQuestion, answers: Sequence[str], choice: int, given: Options
 ) -> Request:
+    """Build the request of the turn that follows these answers."""
     prompt = [Message("user", question.turns[0])]
     for answer, next_ in zip(answers, question.turns[1:], strict=False):
         # Some endpoints refuse empty turns.
@@ -296,11 +297,6 @@ def build_comparison_prompt(
     return _fill_prompt(COMPARISON_PROMPT, question, turn, parts + (other if turn else other[1:]))
 
 
-def has_reference(question: MTBenchQuestion, turn: int) -> bool:
-    """Return whether the judge's prompt has a reference answer."""
-    return bool(_reference_parts(question, turn))
-
-
 def _reference_parts(question: MTBenchQuestion, turn: int) -> list[tuple[str, str]]:
     if question.category not in REFERENCE_CATEGORIES:
         return []
@@ -333,9 +329,6 @@ def _fill_prompt(
 
 UNPARSED_SCORE = -1.0
 """Score of an unparsed reply, as in the original."""
-
-ModelTurns = Mapping[str, Sequence[str]]
-"""Answers of the judged models to one question, by turn."""
 
 ERROR_WINNER = "error"
 """Winner of an unparsed verdict, as in the original."""
@@ -377,10 +370,21 @@ def build_judge_job(given: Options) -> OutputJob:
         for models in sides
         if all(turn < len(answers[model].get(question.id, ())) for model in models)
     ]
+
+    def describe_unparsed(rows: Sequence[JsonRow], replies: BatchResult) -> list[str]:
+        marks = [row.get(name) for row in rows for name in ("score", "g1_winner", "g2_winner")]
+        unparsed = marks.count(UNPARSED_SCORE) + marks.count(ERROR_WINNER)
+        line = f"{unparsed} of {len(replies.answers)} replies hold no verdict; show counts them"
+        return [line] * bool(unparsed)
+
     output = given.out / f"{given.judge.replace('/', '_')}_{kind}.jsonl"
     notes = describe_questions(given.questions, [one.id for one in questions], answers)
-    notes += _describe_missing_references(questions)
-    return OutputJob(records, output, "verdicts", IDENTITY_FIELDS[kind], notes, _describe_unparsed)
+    expected = [one for one in questions if one.category in REFERENCE_CATEGORIES]
+    if missing := sum(not _reference_parts(one, 0) for one in expected):
+        categories = ", ".join(REFERENCE_CATEGORIES)
+        notes.append(f"{missing} questions of {categories} have no reference answer")
+    fields = IDENTITY_FIELDS[kind]
+    return OutputJob(records, output, "verdicts", describe_unparsed, fields, notes)
 
 
 def _resolve_baseline(given: Options) -> str | None:
@@ -403,35 +407,21 @@ def list_matches(models: Sequence[str], baseline: str | None) -> list[tuple[str,
     Raises:
         UserError: There are fewer than two models, or the baseline is not among them.
     """
-    if baseline is not None and baseline not in models:
+    names = sorted(models)
+    if baseline is not None and baseline not in names:
         raise UserError(
             f"--baseline {baseline}: there are no answers of it; there are answers of "
-            f"{', '.join(sorted(models))}"
+            f"{', '.join(names)}"
         )
-    if len(models) < 2:
+    if len(names) < 2:
         raise UserError("--answers: a comparison needs the answers of two models or more")
     if baseline is not None:
-        return [(model, baseline) for model in sorted(models) if model != baseline]
-    return list(itertools.combinations(sorted(models), 2))
-
-
-def _describe_missing_references(questions: Sequence[MTBenchQuestion]) -> list[str]:
-    """Return a line about questions whose reference answer is missing."""
-    expected = [one for one in questions if one.category in REFERENCE_CATEGORIES]
-    missing = sum(not has_reference(one, 0) for one in expected)
-    categories = ", ".join(REFERENCE_CATEGORIES)
-    return [f"{missing} questions of {categories} have no reference answer"] * bool(missing)
-
-
-def _describe_unparsed(rows: Sequence[JsonRow], replies: BatchResult) -> list[str]:
-    marks = [row.get(name) for row in rows for name in ("score", "g1_winner", "g2_winner")]
-    unparsed = marks.count(UNPARSED_SCORE) + marks.count(ERROR_WINNER)
-    line = f"{unparsed} of {len(replies.answers)} replies hold no verdict; show counts them"
-    return [line] * bool(unparsed)
+        return [(model, baseline) for model in names if model != baseline]
+    return list(itertools.combinations(names, 2))
 
 
 def _grade(
-    given: Options, question: MTBenchQuestion, turn: int, answers: ModelTurns
+    given: Options, question: MTBenchQuestion, turn: int, answers: Mapping[str, Sequence[str]]
 ) -> RecordSteps:
     """Grade the answer to one turn from 1 to 10; a reply without a grade has the score -1."""
     ((model, turns),) = answers.items()
@@ -452,7 +442,7 @@ def _grade(
 
 
 def _compare(
-    given: Options, question: MTBenchQuestion, turn: int, answers: ModelTurns
+    given: Options, question: MTBenchQuestion, turn: int, answers: Mapping[str, Sequence[str]]
 ) -> RecordSteps:
     """Compare the answers of two models to one turn, in both orders.
 
@@ -488,7 +478,7 @@ def _compare(
 
 def _prompt_kind(name: str, question: MTBenchQuestion, turn: int) -> str:
     """Return the original's name of the kind of prompt."""
-    reference = "-reference" if has_reference(question, turn) else ""
+    reference = "-reference" if _reference_parts(question, turn) else ""
     return f"{name}{reference}{'-multi-turn' if turn else ''}"
 
 
@@ -496,10 +486,12 @@ ALL_LABEL = "all"
 
 
 class TurnVerdict(NamedTuple):
-    """A judge's verdict on a model's turn; `other` is the opponent in a comparison, or "".
+    """A judge's verdict on a model's turn.
 
-    The value is a grade, or a win in percent; `None` is unparsed. `turned` means that the two
-    orders of a pair disagree, which counts as a tie.
+    Attributes:
+        other: The opponent in a comparison, or "".
+        value: A grade, or a win in percent; `None` is unparsed.
+        turned: Whether the two orders of a pair disagree, which counts as a tie.
     """
 
     other: str
@@ -527,31 +519,26 @@ def compute_tables(given: Options) -> tuple[list[JsonRow], list[str]]:
             latest[(judge, *(row[field] for field in IDENTITY_FIELDS[kind]))] = row
     found: dict[tuple[str, str], dict[tuple[Any, ...], TurnVerdict]] = {}
     for (judge, *_), row in latest.items():
-        for model, verdict in _row_verdicts(row, baseline):
-            place = (row["question_id"], row.get("category", "-"), row["turn"], verdict.other)
-            found.setdefault((judge, model), {})[place] = verdict
+        for model, verdict in _row_verdicts(row):
+            if baseline in (None, verdict.other):
+                place = (row["question_id"], row.get("category", "-"), row["turn"], verdict.other)
+                found.setdefault((judge, model), {})[place] = verdict
     if not found:
         raise UserError(f"{given.out}: there are no judgements of this kind; run judge first")
     lines = [line for who in sorted(found) for line in _table_lines(*who, found[who], kind)]
     return lines, _format_tables(lines, kind)
 
 
-def _row_verdicts(row: JsonRow, baseline: str | None) -> list[tuple[str, TurnVerdict]]:
+def _row_verdicts(row: JsonRow) -> list[tuple[str, TurnVerdict]]:
     """Return the models of a row, each with the verdict from its side."""
     if "score" in row:
         value = None if row["score"] == UNPARSED_SCORE else float(row["score"])
         return [(row["model"], TurnVerdict("", value))]
-    games = (row["g1_winner"], row["g2_winner"])
-    parsed = ERROR_WINNER not in games
-    turned = parsed and games[0] != games[1]
-    values = {"model_1": (100.0, 0.0), "model_2": (0.0, 100.0), "tie": (50.0, 50.0)}
-    winner = "tie" if turned else games[0]
-    first, second = values[winner] if parsed and winner in values else (None, None)
-    sides = [
-        (row["model_1"], TurnVerdict(row["model_2"], first, turned)),
-        (row["model_2"], TurnVerdict(row["model_1"], second, turned)),
-    ]
-    return [side for side in sides if baseline is None or side[1].other == baseline]
+    games, names = (row["g1_winner"], row["g2_winner"]), (row["model_1"], row["model_2"])
+    turned = ERROR_WINNER not in games and games[0] != games[1]
+    first = {"model_1": 100.0, "model_2": 0.0, "tie": 50.0}.get("tie" if turned else games[0])
+    values = (None, None) if ERROR_WINNER in games or first is None else (first, 100.0 - first)
+    return [(names[i], TurnVerdict(names[1 - i], values[i], turned)) for i in (0, 1)]
 
 
 def _table_lines(
@@ -566,18 +553,16 @@ def _table_lines(
     turns = sorted({turn for _, _, turn, _ in verdicts})
     lines = []
     for category, turn in itertools.product([ALL_LABEL, *categories], [*turns, ALL_LABEL]):
-        if questions := list(groups.get((category, turn), {}).values()):
+        if questions := groups.get((category, turn)):
             line = {"judge": judge, "model": model, "category": category, "turn": turn}
             line |= average_scores([[one.value for one in some] for some in questions]).to_row()
-            counts = _count_outcomes([one for some in questions for one in some])
-            lines.append(line | counts if kind == "pair" else line)
+            if kind == "pair":
+                values = [one.value for some in questions for one in some]
+                outcomes = {"wins": 100.0, "ties": 50.0, "losses": 0.0}
+                line |= {name: values.count(value) for name, value in outcomes.items()}
+                line["turned"] = sum(one.turned for some in questions for one in some)
+            lines.append(line)
     return lines
-
-
-def _count_outcomes(verdicts: Sequence[TurnVerdict]) -> JsonRow:
-    values = [one.value for one in verdicts]
-    counts = {"wins": values.count(100.0), "ties": values.count(50.0), "losses": values.count(0.0)}
-    return {**counts, "turned": sum(one.turned for one in verdicts)}
 
 
 def _format_tables(lines: Sequence[JsonRow], kind: str) -> list[str]:
@@ -591,18 +576,14 @@ def _format_tables(lines: Sequence[JsonRow], kind: str) -> list[str]:
         titles = [f"turn {turn}" if turn != ALL_LABEL else "all turns" for turn in turns]
         rows: dict[tuple[str, str], dict[Any, str]] = {}
         for line in own:
-            cells = rows.setdefault((line["model"], line["category"]), {})
-            cells[line["turn"]] = _format_cell(line)
+            cell = str(Average.from_row(line))
+            if kind == "pair":
+                turned = f" ({line['turned']} tied by order)" if line["turned"] else ""
+                cell += f" {line['wins']}-{line['ties']}-{line['losses']}{turned}"
+            rows.setdefault((line["model"], line["category"]), {})[line["turn"]] = cell
         text.append(f"judge {judge}: {what}, 95 % intervals over questions")
         text += format_table(
             ["model", "category", *titles],
             [[*who, *(cells.get(turn, "") for turn in turns)] for who, cells in rows.items()],
         )
     return text
-
-
-def _format_cell(line: JsonRow) -> str:
-    if "wins" not in line:
-        return str(Average.from_row(line))
-    turned = f" ({line['turned']} tied by order)" if line["turned"] else ""
-    return f"{Average.from_row(line)} {line['wins']}-{line['ties']}-{line['losses']}{turned}"

@@ -32,7 +32,6 @@ BATCH_SIZE = 32
 """Requests per batch; each batch is stored before the next is sent."""
 
 MAX_FAILURES_SHOWN = 5
-"""Maximum number of failures to print."""
 
 QuestionId = int | str
 
@@ -54,7 +53,7 @@ class Record(NamedTuple):
     steps: RecordSteps
 
 
-@dataclass(frozen=True)
+@dataclass
 class BatchResult:
     """Results of requests.
 
@@ -68,15 +67,11 @@ class BatchResult:
     failures: dict[str, str] = field(default_factory=dict)
     kept: int = 0
 
-    def __or__(self, other: "BatchResult") -> "BatchResult":
-        return BatchResult(
-            self.answers | other.answers, self.failures | other.failures, self.kept + other.kept
-        )
-
-    @property
-    def exit_code(self) -> int:
-        """Exit code: 0 if all requests were answered."""
-        return 1 if self.failures else 0
+    def add(self, other: "BatchResult") -> None:
+        """Add the results of further requests."""
+        self.answers |= other.answers
+        self.failures |= other.failures
+        self.kept += other.kept
 
     def format_report(self, what: str = "answers") -> list[str]:
         """Return lines with the number of answers and the failures."""
@@ -87,9 +82,7 @@ class BatchResult:
             lines.append(f"failed: {shorten_text(key)}: {reason}")
         if len(self.failures) > MAX_FAILURES_SHOWN:
             lines.append(f"and {len(self.failures) - MAX_FAILURES_SHOWN} more failed")
-        if self.failures:
-            lines.append("the same command asks only these again")
-        return lines
+        return lines + ["the same command asks only these again"] * bool(self.failures)
 
 
 @dataclass(frozen=True)
@@ -100,46 +93,42 @@ class OutputJob:
         records: One per row.
         output: The file; the journal is beside it.
         noun: The replies in reports, such as "answers".
-        fields: Fields that identify a row in `output`, into which the rows are merged.
+        finish: Returns further lines of the report, from the rows and the results.
+        fields: Fields that identify a row in `output`, into which the rows are merged; records with
+            a failed request are removed. Without fields, `finish` writes the output, once all
+            requests are answered.
         notes: Lines to print before anything is sent.
-        describe: Returns further lines of the report, from the rows and the results.
-        write: Writes an output that must be complete, and returns the lines of the report;
-            without it, rows are merged and records with a failed request are removed.
         wrap: Builds the model that answers from the given one.
     """
 
     records: Sequence[Record]
     output: Path
     noun: str
+    finish: Callable[[Sequence[JsonRow], BatchResult], Sequence[str]] = lambda rows, replies: ()
     fields: Sequence[str] = ()
     notes: Sequence[str] = ()
-    describe: Callable[[Sequence[JsonRow], BatchResult], Sequence[str]] = lambda rows, replies: ()
-    write: Callable[[Sequence[JsonRow], BatchResult], Sequence[str]] | None = None
     wrap: Callable[[Model], Model] = lambda model: model
 
 
 def run_job(job: OutputJob, model: Model, name: str, batch: int = BATCH_SIZE) -> int:
-    """Send a job's requests, write its output, and print a report.
-
-    Returns:
-        The exit code: 1 if a request failed.
+    """Send a job's requests, write its output, print a report, and return the exit code.
 
     Raises:
         UserError: A file cannot be read or written.
     """
     replies, rows, gone = collect_rows(model, name, job.records, job.output, batch)
     report = replies.format_report(job.noun)
-    if job.write is None:
+    if job.fields:
         merge_rows(job.output, job.fields, rows, gone)
         usage = format_usage(name, usage_to_json(replies.answers.values()))
-        wrote = [f"wrote {job.output}"] if job.output.exists() else []
-        report = [*job.describe(rows, replies), *report, usage, *wrote]
+        wrote = [f"wrote {job.output}"] * job.output.exists()
+        report = [*job.finish(rows, replies), *report, usage, *wrote]
     elif replies.failures:
         report.append(f"{job.output} is written when all are there")
     else:
-        report += job.write(rows, replies)
+        report += job.finish(rows, replies)
     print("\n".join(report))
-    return replies.exit_code
+    return 1 if replies.failures else 0
 
 
 def collect_rows(
@@ -156,17 +145,23 @@ def collect_rows(
         UserError: Two requests have the same key, or the journal cannot be read or written.
     """
     results, rows = BatchResult(), dict[int, JsonRow]()
-    replies: dict[int, list[Completion] | None] = dict.fromkeys(range(len(records)))
+    replies: dict[int, Any] = dict.fromkeys(range(len(records)))  # `None` starts a generator
     while replies:
-        asked = {}
+        asked: dict[int, Mapping[str, Request]] = {}
+        merged: dict[str, Request] = {}
         for place, answers in replies.items():
             try:
-                # A generator is started by sending it `None`.
-                asked[place] = records[place].steps.send(answers)  # type: ignore[arg-type]
+                asked[place] = records[place].steps.send(answers)
             except StopIteration as end:
                 rows[place] = end.value
-        found = send_requests(model, name, _merge_requests(asked.values()), output, batch)
-        results |= found
+                continue
+            if same := merged.keys() & asked[place].keys():
+                raise UserError(
+                    f'two requests are called "{min(same)}"; give the questions other ids'
+                )
+            merged.update(asked[place])
+        found = send_requests(model, name, merged, output, batch)
+        results.add(found)
         replies = {
             place: [found.answers[key] for key in requests]
             for place, requests in asked.items()
@@ -174,15 +169,6 @@ def collect_rows(
         }
     gone = [record.identity for place, record in enumerate(records) if place not in rows]
     return results, [rows[place] for place in sorted(rows)], gone
-
-
-def _merge_requests(parts: Iterable[Mapping[str, Request]]) -> dict[str, Request]:
-    merged: dict[str, Request] = {}
-    for part in parts:
-        if same := merged.keys() & part.keys():
-            raise UserError(f'two requests are called "{min(same)}"; give the questions other ids')
-        merged.update(part)
-    return merged
 
 
 def send_requests(
@@ -277,11 +263,6 @@ def build_judge_request(prompt: str, given: Options) -> Request:
     return Request(prompt, given.max_tokens, temperature=0.0)
 
 
-def list_files(words: Iterable[str]) -> list[Path]:
-    """Return the files of an option whose values may contain several, separated by commas."""
-    return [Path(name) for names in words for name in names.split(",") if name]
-
-
 def describe_questions(
     source: str, ids: Collection[Any], answers: Mapping[str, Mapping[Any, Any]]
 ) -> list[str]:
@@ -302,21 +283,19 @@ def describe_questions(
     return lines
 
 
-Groups = dict[tuple[Any, ...], dict[Any, list[Any]]]
-"""Scores by the labels of a table's row, and by question."""
-
-
-def group_scores(scores: Iterable[tuple[Iterable[tuple[Any, ...]], Any, Any]]) -> Groups:
-    """Group scores for the rows of a table.
+def group_scores(
+    scores: Iterable[tuple[Iterable[tuple[Any, ...]], Any, Any]],
+) -> dict[tuple[Any, ...], list[list[Any]]]:
+    """Group scores for the rows of a table: by the labels of a row, a list per question.
 
     Args:
         scores: Of each score, the labels of all rows it counts for, its question, and its value.
     """
-    groups: Groups = {}
+    groups: dict[tuple[Any, ...], dict[Any, list[Any]]] = {}
     for labels, question, value in scores:
         for label in labels:
             groups.setdefault(label, {}).setdefault(question, []).append(value)
-    return groups
+    return {label: list(questions.values()) for label, questions in groups.items()}
 
 
 def fence_parts(parts: Iterable[tuple[str, str]]) -> tuple[str, str]:

@@ -4,7 +4,7 @@ import contextlib
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,25 +14,20 @@ from rich.console import Console
 from rich.table import Table
 
 from swarm._util.files import write_json
-from swarm._util.terminal import (
-    WarningCollector,
-    escape_control_chars,
-    format_cost,
-    is_tty,
-    pluralize,
-)
+from swarm._util.terminal import WarningCollector, escape_control_chars, is_tty, pluralize
 from swarm.errors import UserError
-from swarm.moa.turns import (
-    ChatTurn,
-    build_conversation,
-    format_call,
-    turn_to_json,
-)
+from swarm.moa.turns import ChatTurn, build_conversation, format_answer_cost, turn_to_json
 from swarm.models.base import Request
 from swarm.multi_agent.moa import MixtureOfAgents
 from swarm.multi_agent.progress import CallProgress
 from swarm.multi_agent.scheduler import STOPPED, sum_usage
-from swarm.multi_agent.types import AgentAnswer, AnswerDelta, Transcript
+from swarm.multi_agent.types import AgentAnswer, AnswerDelta, Transcript, format_call
+
+
+def print_notes(lines: Iterable[str]) -> None:
+    """Print lines to standard error."""
+    for line in lines:
+        print(escape_control_chars(line), file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +134,11 @@ class ChatSession:
                 write("\n")
 
         def watch(number: int, event: object) -> None:
-            if isinstance(event, AnswerDelta):
-                if streamed and event.delta.text:
-                    write(event.delta.text)
-            else:
+            if not isinstance(event, AnswerDelta):
                 end_line()
                 progress(number, event)
+            elif streamed and event.delta.text:
+                write(event.delta.text)
 
         try:
             outcome = self.mixture.run([request], watch, pieces=streamed)[0]
@@ -165,12 +159,6 @@ class ChatSession:
             warnings += [f"{name}: interrupted; its token counts are estimates" for name in names]
         turn.warnings = list(dict.fromkeys(warnings))
         print_notes(f"warning: {warning}" for warning in turn.warnings)
-
-
-def print_notes(lines: Sequence[str] | Iterator[str]) -> None:
-    """Print lines to standard error."""
-    for line in lines:
-        print(escape_control_chars(line), file=sys.stderr, flush=True)
 
 
 COMMANDS = {
@@ -275,27 +263,20 @@ def run_command(session: ChatSession, line: str) -> None:
             session.history.clear()
             print_notes(["the next question starts a new conversation"])
         case "/save":
-            save_session(session, argument)
+            path = Path(argument).expanduser()
+            if not argument or path.exists():
+                raise UserError(
+                    f"/save {argument}: name a file that does not exist, as in /save talk.json"
+                )
+            turns = [turn_to_json(turn) for turn in session.turns]
+            models = [one.name for one in session.mixture.agent_specs]
+            write_json(path.resolve(), {"models": models, "turns": turns})
+            print_notes([f"wrote {argument}: {pluralize(len(turns), 'turn')}"])
         case "/stages":
             print_notes(format_stages(session.turns[-1], argument))
         case "/cost":
             print_usage("last turn", session.turns[-1].answers)
             print_usage("session", [one for turn in session.turns for one in turn.answers])
-
-
-def save_session(session: ChatSession, name: str) -> None:
-    """Write the turns to a new file.
-
-    Raises:
-        UserError: It exists, or cannot be written.
-    """
-    path = Path(name).expanduser()
-    if not name or path.exists():
-        raise UserError(f"/save {name}: name a file that does not exist, as in /save talk.json")
-    turns = [turn_to_json(turn) for turn in session.turns]
-    models = [one.name for one in session.mixture.agent_specs]
-    write_json(path.resolve(), {"models": models, "turns": turns})
-    print_notes([f"wrote {name}: {pluralize(len(turns), 'turn')}"])
 
 
 def format_stages(turn: ChatTurn, which: str) -> Iterator[str]:
@@ -311,14 +292,13 @@ def format_stages(turn: ChatTurn, which: str) -> Iterator[str]:
     if not which.isdecimal() or not 1 <= int(which) <= len(turn.answers):
         raise UserError(f"/stages {which}: the last turn has answers 1 to {len(turn.answers)}")
     answer = turn.answers[int(which) - 1]
-    yield f"--- {which}: {format_call(answer)}"
-    if isinstance(answer.prompt, str):
-        yield from ("[prompt]", answer.prompt, "")
-    else:
-        for message in answer.prompt:
-            yield from (f"[{message.role}]", message.content, "")
+    prompt = answer.prompt
+    parts = [("prompt", prompt)] if isinstance(prompt, str) else [tuple(one) for one in prompt]
     if answer.completion and answer.completion.reasoning:
-        yield from ("[reasoning]", answer.completion.reasoning, "")
+        parts.append(("reasoning", answer.completion.reasoning))
+    yield f"--- {which}: {format_call(answer)}"
+    for name, text in parts:
+        yield from (f"[{name}]", text, "")
     yield from ("[error]" if answer.error else "[answer]", answer.error or answer.text)
 
 
@@ -330,8 +310,9 @@ def print_usage(title: str, answers: Sequence[AgentAnswer]) -> None:
         table.add_column(head, justify="right")
     table.add_column("cost", overflow="fold")
     for name in (*dict.fromkeys(answer.name for answer in answers), None):
-        one = sum_usage(answer for answer in answers if name in (None, answer.name))
+        some = [answer for answer in answers if name in (None, answer.name)]
+        one = sum_usage(some)
         counts = (one.calls, one.cached, one.failed, one.prompt_tokens, one.new_tokens)
-        cost = format_cost(one.known_cost, one.unknown_costs)
-        table.add_row(escape_control_chars(name or "total"), *map(str, counts), cost)
+        label = escape_control_chars(name or "total")
+        table.add_row(label, *map(str, counts), format_answer_cost(some))
     Console(stderr=True, markup=False, emoji=False, highlight=False).print(table)

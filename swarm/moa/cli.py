@@ -1,9 +1,8 @@
 """Command line of the mixture of agents; everything is checked before a model is loaded."""
 
-import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,11 +10,11 @@ from typing import Any, Literal
 import click
 
 from swarm._util.files import conf_folder
-from swarm._util.options import CONTEXT, SettingType, settings_options
+from swarm._util.options import CONTEXT, SettingType, location_options, settings_options
 from swarm._util.settings import Count, Number, Positive, PositiveNumber, Text, parse_settings
-from swarm._util.terminal import WarningCollector, escape_control_chars, is_tty
+from swarm._util.terminal import WarningCollector, is_tty
 from swarm.errors import UserError
-from swarm.moa.chat import ChatOptions, ChatSession, run_chat
+from swarm.moa.chat import ChatOptions, ChatSession, print_notes, run_chat
 from swarm.models.providers import Provider, Providers, parse_counted_names
 from swarm.models.trace import Trace
 from swarm.multi_agent.moa import (
@@ -26,6 +25,7 @@ from swarm.multi_agent.moa import (
     read_preset,
 )
 from swarm.multi_agent.presets import preset_names
+from swarm.multi_agent.types import AgentSettings
 
 TEMPERATURE, MAX_TOKENS = 0.7, 512
 
@@ -94,14 +94,7 @@ written with underscores. The answer goes to standard output, all other text to 
 @click.option("--system", metavar="TEXT", help="System prompt of all models.")
 @click.option("--timeout", type=SettingType(PositiveNumber), help="Seconds of an answer.")
 @click.option("--num-proc", type=SettingType(Positive), help="Maximum of concurrent requests.")
-@click.option("--providers", type=click.Path(path_type=Path), help="Yaml file of own endpoints.")
-@click.option(
-    "--base",
-    type=SettingType(Text),
-    help="Base model of local/ names: an option of conf/model or a folder.",
-)
-@click.option("--pool", type=SettingType(Text), help="Folder of the experts of local/ names.")
-@click.option("--device", type=SettingType(Text), help="Device of local models: cpu, cuda, cuda:1.")
+@location_options
 @click.option("--no-cache", is_flag=True, help="Do not use the answer cache.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Log every call there, as JSON.")
 @click.option(
@@ -116,8 +109,7 @@ written with underscores. The answer goes to standard output, all other text to 
 @click.pass_context
 def moa(ctx: click.Context, question: str | None, **options: Any) -> int:
     """Query several models, and let one of them synthesize their answers (mixture of agents)."""
-    warnings = WarningCollector()
-    logging.getLogger("swarm").addHandler(warnings)
+    warnings = ctx.with_resource(WarningCollector())
     if options["listed"]:
         for line in format_available_models(options):
             click.echo(line)
@@ -127,17 +119,14 @@ def moa(ctx: click.Context, question: str | None, **options: Any) -> int:
     asked = _read_question(question, options)
     settings, origin = build_settings(options)
     request: dict[str, Any] = {"temperature": TEMPERATURE, "max_tokens": MAX_TOKENS}
-    for key in ("temperature", "max_tokens", "system", "seed"):
-        if options[key] is not None:
-            request[key] = options[key]
+    request |= _given(options, ("temperature", "max_tokens", "system", "seed"))
     from swarm.registry.registry import Roster  # imports numpy, which takes a third of a second
 
     quiet = options["quiet"]
     cache: Literal["default"] | None = None if options["no_cache"] else "default"
     roster = Roster(load_providers(options), cache=cache, **_given(options, LOCAL_OPTIONS))
     mixture = build_mixture(settings, roster.model)
-    if not quiet:
-        _print_note(f"{origin}: {summarize_mixture(mixture)}")
+    print_notes([] if quiet else [f"{origin}: {summarize_mixture(mixture)}"])
     mixture.check()
     if options["trace"]:
         header = {"preset": settings.model_dump(mode="json"), "request": request}
@@ -146,31 +135,24 @@ def moa(ctx: click.Context, question: str | None, **options: Any) -> int:
         from swarm.engine.base_model import choose_device
 
         device = choose_device(options["device"])
-        if not quiet:
-            _print_note(f"loading the local models on {device}; the first time downloads the base")
+        note = f"loading the local models on {device}; the first time downloads the base"
+        print_notes([] if quiet else [note])
         mixture.open(device)
-    session = ChatSession(
-        mixture,
-        ChatOptions(
-            **request,
-            multi_turn=options["multi_turn"] is not False,
-            json=options["as_json"],
-            streamed=not options["no_stream"],
-            quiet=quiet,
-        ),
-        warnings,
+    chat_options = ChatOptions(
+        **request,
+        multi_turn=options["multi_turn"] is not False,
+        json=options["as_json"],
+        streamed=not options["no_stream"],
+        quiet=quiet,
     )
+    session = ChatSession(mixture, chat_options, warnings)
     if asked is None:
         return run_chat(session)
     session.answer_question(asked)
     return 0
 
 
-def _print_note(text: str) -> None:
-    print(escape_control_chars(text), file=sys.stderr, flush=True)
-
-
-def _given(options: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+def _given(options: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Return those of these options that are given."""
     return {name: options[name] for name in names if options[name] not in (None, ())}
 
@@ -204,14 +186,12 @@ def build_settings(options: Mapping[str, Any]) -> tuple[MixtureSettings, str]:
         UserError: An option has no effect, or the preset does not exist.
     """
     start, origin = _find_start(options)
-    given = {**(dict(start) if start else {}), **_given(options, DIRECT_OPTIONS)}
+    given = {**(dict(start) if start else {}), **_given(options, (*DIRECT_OPTIONS, "fallback"))}
     if pairs := parse_counted_names(options["reference_models"]):
         given["proposers"] = [{"model": name, "count": count} for name, count in pairs]
     if model := options["aggregator"]:
         before = start.aggregator.model_dump() if start else {}
         given["aggregator"] = {**before, "model": model}
-    if options["fallback"]:
-        given["fallback"] = options["fallback"]
     layers, rounds = options["layers"], options["rounds"]
     if layers is not None and rounds is not None and layers != rounds + 1:
         raise UserError("--layers and --rounds contradict each other: layers are rounds + 1", 2)
@@ -221,14 +201,15 @@ def build_settings(options: Mapping[str, Any]) -> tuple[MixtureSettings, str]:
     if model is None and any(agent.model is None for agent in found.agents):
         raise UserError("the preset names no model; give one with --model NAME", 2)
     each = _given(options, ("temperature", "max_tokens", "timeout"))
-    changed = {}
-    for key in ("aggregator", "fallback"):
-        agent = getattr(found, key)
-        changed[key] = agent and agent.model_copy(update={"model": agent.model or model, **each})
-    changed["proposers"] = tuple(
-        agent.model_copy(update={"model": agent.model or model, **each})
-        for agent in found.proposers
-    )
+
+    def complete(agent: AgentSettings) -> AgentSettings:
+        return agent.model_copy(update={"model": agent.model or model, **each})
+
+    changed: dict[str, Any] = {
+        "proposers": tuple(map(complete, found.proposers)),
+        "aggregator": complete(found.aggregator),
+        "fallback": found.fallback and complete(found.fallback),
+    }
     found = found.model_copy(update=changed)
     _check_unused_options(options, found)
     return found, origin
@@ -265,9 +246,9 @@ def _check_unused_options(options: Mapping[str, Any], mixture: MixtureSettings) 
         **dict.fromkeys(() if remote else REMOTE_OPTIONS, "all models are local"),
         **dict.fromkeys(PROPOSER_OPTIONS if mixture.layers == 1 else (), "there are no proposers"),
     }
-    for name, reason in useless.items():
-        if options[name] not in (None, ()):
-            raise UserError(f"--{name.replace('_', '-')} has no effect: {reason}; leave it out", 2)
+    for name in _given(options, list(useless)):
+        flag = name.replace("_", "-")
+        raise UserError(f"--{flag} has no effect: {useless[name]}; leave it out", 2)
 
 
 def load_providers(options: Mapping[str, Any]) -> Providers:
@@ -277,14 +258,14 @@ def load_providers(options: Mapping[str, Any]) -> Providers:
         UserError: The file is invalid.
     """
     found = Providers.load(options["providers"])
-    if not (number := options["num_proc"]):
+    number = options["num_proc"]
+    if not number:
         return found
-    return Providers(
-        {
-            name: one.model_copy(update={"limits": replace(one.limits, concurrency=number)})
-            for name, one in found.items()
-        }
-    )
+    limited = {
+        name: one.model_copy(update={"limits": replace(one.limits, concurrency=number)})
+        for name, one in found.items()
+    }
+    return Providers(limited)
 
 
 def format_available_models(options: Mapping[str, Any]) -> Iterator[str]:
@@ -322,13 +303,13 @@ STRATEGY_PHRASES = {
 
 def summarize_mixture(mixture: MixtureOfAgents) -> str:
     """Summarize the mixture in one line."""
-    if mixture.options.layers == 1:
+    options, proposers = mixture.options, mixture.proposers
+    if options.layers == 1:
         return f"{mixture.aggregator.name} answers alone"
     names = ", ".join(
-        slot.name if slot.count == 1 else f"{slot.count} x {slot.name}"
-        for slot in mixture.proposers
+        one.name if one.count == 1 else f"{one.count} x {one.name}" for one in proposers
     )
-    rounds = f" in {mixture.options.layers - 1} rounds" if mixture.options.layers > 2 else ""
-    one = len(mixture.proposers) == 1 and mixture.proposers[0].count == 1
-    last = f"{mixture.aggregator.name} {STRATEGY_PHRASES[mixture.options.strategy]}"
-    return f"{names} propose{'s' * one}{rounds}, {last}; {mixture.calls} calls per question"
+    rounds = f" in {options.layers - 1} rounds" if options.layers > 2 else ""
+    verb = "proposes" if sum(one.count for one in proposers) == 1 else "propose"
+    last = f"{mixture.aggregator.name} {STRATEGY_PHRASES[options.strategy]}"
+    return f"{names} {verb}{rounds}, {last}; {mixture.calls} calls per question"

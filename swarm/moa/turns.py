@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from swarm._util.terminal import format_cost, pluralize
+from swarm._util.terminal import format_cost
 from swarm.models.base import Message
 from swarm.multi_agent.scheduler import sum_usage
 from swarm.multi_agent.types import AgentAnswer, Transcript
@@ -38,13 +38,10 @@ def build_conversation(
     turns: Sequence[ChatTurn], question: str, system: str | None
 ) -> tuple[Message, ...]:
     """Build the conversation of answered turns and a new question."""
-    before = [
-        Message(role, text)
-        for turn in turns
-        for role, text in (("user", turn.question), ("assistant", turn.text))
-    ]
-    first = [Message("system", system)] if system else []
-    return (*first, *before, Message("user", question))
+    found = [Message("system", system)] if system else []
+    for turn in turns:
+        found += [Message("user", turn.question), Message("assistant", turn.text)]
+    return (*found, Message("user", question))
 
 
 def turn_to_json(turn: ChatTurn) -> dict[str, Any]:
@@ -56,9 +53,9 @@ def turn_to_json(turn: ChatTurn) -> dict[str, Any]:
     final = turn.stages.final if turn.stages else None
     return {
         "question": turn.question,
-        "answer": final.text if final else None,
+        "answer": final and final.text,
         "error": turn.error or None,
-        "finish": final.finish if final else None,
+        "finish": final and final.finish,
         "models": list(dict.fromkeys(answer.name for answer in turn.answers)),
         "stages": [layers[layer] for layer in sorted(layers)],
         "warnings": turn.warnings,
@@ -66,7 +63,7 @@ def turn_to_json(turn: ChatTurn) -> dict[str, Any]:
         "tokens": {"prompt": total.prompt_tokens, "new": total.new_tokens},
         "cost": total.known_cost,
         "unpriced": total.unknown_costs,
-        "seconds": final.seconds if final else None,
+        "seconds": final and final.seconds,
     }
 
 
@@ -82,31 +79,12 @@ def _call_to_json(answer: AgentAnswer) -> dict[str, Any]:
         "error": answer.error or None,
         "prompt": prompt if isinstance(prompt, str) else [turn._asdict() for turn in prompt],
     }
-    if answer.completion is None:
-        return found
-    fields = asdict(answer.completion)
-    keys = ("reasoning", "finish", "prompt_tokens", "new_tokens", "seconds", "cached")
-    return {**found, **{key: fields[key] for key in keys}, "cost": answer.completion.known_cost}
-
-
-def answer_label(answer: AgentAnswer) -> str:
-    """Return the model's name, with the sample number if it is not the first."""
-    return f"{answer.name} #{answer.sample + 1}" if answer.sample else answer.name
-
-
-def format_outcome(answer: AgentAnswer) -> str:
-    """Summarize the result of a call."""
-    completion = answer.completion
-    if completion is None:
-        return answer.error
-    took = "from the cache" if completion.cached else f"{completion.seconds:.1f} s"
-    empty = f", {answer.error}" if answer.error else ""
-    return f"{took}, {pluralize(completion.new_tokens, 'token')}{empty}"
-
-
-def format_call(answer: AgentAnswer) -> str:
-    """Describe a call in one line: layer, role, model and result."""
-    return f"layer {answer.layer}, {answer.role} {answer_label(answer)}: {format_outcome(answer)}"
+    if answer.completion:
+        fields = asdict(answer.completion)
+        for key in ("reasoning", "finish", "prompt_tokens", "new_tokens", "seconds", "cached"):
+            found[key] = fields[key]
+        found["cost"] = answer.completion.known_cost
+    return found
 
 
 def format_answer_cost(answers: Sequence[AgentAnswer]) -> str:

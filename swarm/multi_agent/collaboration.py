@@ -1,5 +1,6 @@
 """Base class of multi-agent models, and streaming of their events."""
 
+import json
 import logging
 import time
 from abc import ABC, abstractmethod
@@ -7,13 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from swarm._util.threads import stream_from_thread
 from swarm.errors import UserError
 from swarm.models.base import Completion, Model, Request, sum_usage
 from swarm.models.trace import Trace
-from swarm.multi_agent.scheduler import Script, ignore_event, run_in_lockstep
+from swarm.multi_agent.scheduler import AgentCall, Script, ignore_event, run_in_lockstep
 from swarm.multi_agent.types import (
     AgentAnswer,
     AgentSpec,
@@ -24,7 +26,10 @@ from swarm.multi_agent.types import (
     prompt_to_messages,
 )
 
+E = TypeVar("E")
+N = TypeVar("N")
 S = TypeVar("S", bound=Transcript)
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -34,11 +39,11 @@ class Collaboration(Model, ABC, Generic[S]):
 
     Attributes:
         trace: Trace of every call; `None` records none.
-        context: Maximum number of tokens in a prompt; `None` is no limit.
+        options: Settings, among them `context` and `seed`.
     """
 
     trace: Trace | None
-    context: int | None
+    options: Any
 
     @property
     @abstractmethod
@@ -78,21 +83,42 @@ class Collaboration(Model, ABC, Generic[S]):
             requests: Requests to answer.
             watch: Receives each event.
         """
-        return run_in_lockstep(
-            self._build_scripts(requests, watch), watch or ignore_event, self.trace
-        )
+        watch = watch or ignore_event
+        return run_in_lockstep(self._build_scripts(requests, watch), watch, self.trace)
 
     def _build_scripts(
-        self, requests: Sequence[Request], watch: OnEvent | None = None
+        self, requests: Sequence[Request], watch: OnEvent = ignore_event
     ) -> list[Script[S]]:
         logged: set[str] = set()  # a failed member is logged once for all requests
-        notify: Callable[[int, Any], None] = watch or ignore_event
+        scripts = []
+        for number, request in enumerate(requests):
+            script = self._iterate_rounds(request, logged, partial(watch, number))
+            scripts.append(stop_when_decided(script, request))
+        return scripts
 
-        def build_script(number: int, request: Request) -> Script[S]:
-            script = self._iterate_rounds(request, logged, lambda event: notify(number, event))
-            return stop_when_decided(script, request)
 
-        return [build_script(number, request) for number, request in enumerate(requests)]
+def stop_when_decided(script: Script[S], request: Request) -> Script[S]:
+    """Run the script until the request is decided regardless of the text.
+
+    Raises:
+        UserError: Choices were to be scored; or the request is decided, so that its answer is no
+            longer needed.
+    """
+    if request.choices:
+        raise UserError(
+            "models that answer together write text and cannot score choices; have the task read "
+            "the text instead (task.scoring=generate)"
+        )
+    answers: Any = None
+    while True:
+        try:
+            calls = script.send(answers)
+        except StopIteration as end:
+            stages: S = end.value
+            return stages
+        if request.stop_check and request.stop_check(""):
+            raise UserError("the answer is no longer needed")
+        answers = yield calls
 
 
 class RequestContext(Generic[S]):
@@ -108,9 +134,14 @@ class RequestContext(Generic[S]):
     def __init__(
         self, owner: Collaboration[S], request: Request, stages: S, logged: set[str]
     ) -> None:
-        self.owner, self.request, self.stages, self._logged = owner, request, stages, logged
+        self.request, self.stages, self._logged = request, stages, logged
+        self._context, self._seed = owner.options.context, owner.options.seed
         self._left_out = 0  # most exchanges omitted from a prompt
         self.started = time.monotonic()
+
+    def random_key(self, layer: int) -> str:
+        """Return the seed of the randomness in the prompts of a layer or an iteration."""
+        return json.dumps([self._seed, layer, self.request.sample, self.request.prompt])
 
     def write_within_context(self, write: Callable[[Messages], Messages]) -> Messages:
         """Apply `write` to the conversation, without old exchanges that do not fit the context.
@@ -118,11 +149,10 @@ class RequestContext(Generic[S]):
         Raises:
             UserError: Even the last question does not fit.
         """
-        turns, left_out = fit_to_context(
-            prompt_to_messages(self.request.prompt), self.owner.context, write
-        )
+        turns = prompt_to_messages(self.request.prompt)
+        written, left_out = fit_to_context(turns, self._context, write)
         self._left_out = max(self._left_out, left_out)
-        return turns
+        return written
 
     def write_prompt(self, write: Callable[[Messages], Messages]) -> str | Messages:
         """Apply `write_within_context`; a text to which nothing is added stays a text."""
@@ -142,6 +172,27 @@ class RequestContext(Generic[S]):
             timeout=self.time_left(slot),
             **asked,
         )
+
+    def build_calls(
+        self, asked: Sequence[tuple[AgentSpec, int, Request]], layer: int, role: str
+    ) -> list[AgentCall]:
+        """Build the calls of a round, with a different sample for each of equal requests.
+
+        Args:
+            asked: Each agent, the index of its sample, and its request.
+            layer, role: See `AgentAnswer`.
+        """
+        keys = [
+            (id(slot.model), one.prompt, one.temperature, one.max_new_tokens)
+            for slot, _, one in asked
+        ]
+        total, seen = Counter(keys), Counter[object]()
+        calls = []
+        for key, (slot, sample, request) in zip(keys, asked, strict=True):
+            request = replace(request, sample=self.request.sample * total[key] + seen[key])
+            calls.append(AgentCall(slot, sample, request, layer, role))
+            seen[key] += 1
+        return calls
 
     def check_quorum(
         self, answers: Sequence[AgentAnswer], quorum: int, place: str, noun: str
@@ -182,14 +233,17 @@ class RequestContext(Generic[S]):
         if self._left_out:
             omitted = f"up to {self._left_out} of the oldest exchanges are"
             omitted = "the oldest exchange is" if self._left_out == 1 else omitted
-            self.add_warning(f"context={self.owner.context}: {omitted} left out")
+            self.add_warning(f"context={self._context}: {omitted} left out")
+        calls = []
         for answer in self.stages.answers:
-            if answer.completion and answer.completion.finish == "length" and not answer.error:
-                self.add_warning(
-                    f"{answer.name}: an answer ended at its token limit; raise max_tokens"
-                )
-        calls = [answer.completion for answer in self.stages.answers if answer.completion]
+            if answer.completion:
+                calls.append(answer.completion)
+                if answer.completion.finish == "length" and not answer.error:
+                    self.add_warning(
+                        f"{answer.name}: an answer ended at its token limit; raise max_tokens"
+                    )
         usage = sum_usage(calls)
+        priced = {call.priced for call in calls}
         self.stages.final = replace(
             final,
             prompt_tokens=usage.prompt_tokens,
@@ -197,58 +251,9 @@ class RequestContext(Generic[S]):
             cost=usage.cost,
             seconds=time.monotonic() - self.started,
             cached=all(call.cached for call in calls),
-            priced=are_costs_known(calls),
+            priced=False if False in priced else True if True in priced else None,
         )
         return self.stages
-
-
-def are_costs_known(calls: Sequence[Completion]) -> bool | None:
-    """Return whether the cost of all calls is known; see `Completion.priced`."""
-    price_flags = {call.priced for call in calls}
-    return False if False in price_flags else True if True in price_flags else None
-
-
-def stop_when_decided(script: Script[S], request: Request) -> Script[S]:
-    """Run the script until the request is decided regardless of the text.
-
-    Raises:
-        UserError: Choices were to be scored; or the request is decided, so that its answer is no
-            longer needed.
-    """
-    if request.choices:
-        raise UserError(
-            "models that answer together write text and cannot score choices; have the task read "
-            "the text instead (task.scoring=generate)"
-        )
-    answers: Any = None
-    while True:
-        try:
-            calls = script.send(answers)
-        except StopIteration as end:
-            stages: S = end.value
-            return stages
-        if request.stop_check and request.stop_check(""):
-            raise UserError("the answer is no longer needed")
-        answers = yield calls
-
-
-def number_samples(calls: Sequence[tuple[Model, Request]], sample: int) -> list[Request]:
-    """Number the samples so that equal requests to one model get different answers.
-
-    Args:
-        calls: Models and requests of one round.
-        sample: Sample index of the collaboration's request.
-    """
-    alike = [
-        (id(model), request.prompt, request.temperature, request.max_new_tokens)
-        for model, request in calls
-    ]
-    total, seen = Counter(alike), Counter[object]()
-    numbered = []
-    for key, (_, request) in zip(alike, calls, strict=True):
-        numbered.append(replace(request, sample=sample * total[key] + seen[key]))
-        seen[key] += 1
-    return numbered
 
 
 def failure_reasons(answers: Iterable[AgentAnswer]) -> list[str]:
@@ -257,13 +262,8 @@ def failure_reasons(answers: Iterable[AgentAnswer]) -> list[str]:
     return [reason if n == 1 else f"{reason} ({n} times)" for reason, n in counted.items()]
 
 
-E = TypeVar("E")
-N = TypeVar("N")
-T = TypeVar("T")
-
-
-def stream_events(run: Callable[[OnEvent], T]) -> Generator[tuple[int, Any], None, T]:
-    """Run in a thread; yield each event with its request's index, and return the result.
+def stream_events(run: Callable[[OnEvent], T]) -> Generator[Any, None, T]:
+    """Run a function of one request in a thread; yield its events, and return its result.
 
     Closing the generator ends the run at its next event: calls in progress finish, no new ones
     start.
@@ -271,11 +271,7 @@ def stream_events(run: Callable[[OnEvent], T]) -> Generator[tuple[int, Any], Non
     Args:
         run: Function that reports its events to the given callback.
     """
-
-    def run_with_events(emit: Callable[[tuple[int, Any]], None]) -> T:
-        return run(lambda number, event: emit((number, event)))
-
-    return stream_from_thread(run_with_events, "swarm-events")
+    return stream_from_thread(lambda emit: run(lambda number, event: emit(event)), "swarm-events")
 
 
 def map_events(

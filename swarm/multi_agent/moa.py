@@ -4,8 +4,6 @@ Contains the script of a request, the prompts that show answers to a model (thei
 their wording, follows arXiv 2406.04692), and `MixtureOfAgents`.
 """
 
-import json
-import random
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from math import ceil
@@ -18,14 +16,9 @@ from swarm._util.replies import has_number_pick, parse_number_pick
 from swarm._util.settings import Count, Positive, Settings, Text, parse_settings
 from swarm._util.threads import forward_items
 from swarm.errors import UserError
-from swarm.models.base import Completion, Message, Model, Request, Stream
+from swarm.models.base import Completion, Model, Request, Stream
 from swarm.models.trace import Trace
-from swarm.multi_agent.collaboration import (
-    Collaboration,
-    RequestContext,
-    failure_reasons,
-    number_samples,
-)
+from swarm.multi_agent.collaboration import Collaboration, RequestContext, failure_reasons
 from swarm.multi_agent.presets import read_preset_file
 from swarm.multi_agent.scheduler import AgentCall, Script, stream_final_answer
 from swarm.multi_agent.types import (
@@ -37,158 +30,13 @@ from swarm.multi_agent.types import (
     OnEvent,
     Transcript,
     add_system_text,
+    append_to_user_turn,
+    find_unused_code,
+    shuffle_by_key,
 )
 
 PICK_TOKENS = 16
 """Minimum token limit of a ranker, even if the request's is smaller."""
-
-FinalAnswerScript = Generator[list[AgentCall], list[AgentAnswer], Completion]
-
-
-class MoARun(RequestContext[Transcript]):
-    """One request in a mixture; `swarm.multi_agent.scheduler` runs its script.
-
-    Args:
-        mixture: The mixture of agents.
-        request: The request to answer.
-        logged: Warnings already logged for requests of the same batch.
-    """
-
-    def __init__(self, mixture: "MixtureOfAgents", request: Request, logged: set[str]) -> None:
-        super().__init__(mixture, request, Transcript(), logged)
-        self.mixture = mixture
-
-    def iterate_rounds(self) -> Script[Transcript]:
-        """Run the layers in order.
-
-        Raises:
-            UserError: Too few agents answered, or the answers exceed the context.
-        """
-        answers: list[AgentAnswer] = []
-        for layer in range(1, self.mixture.options.layers):
-            answers = yield from self._run_layer(layer, answers)
-        end = {"rank": self._rank_answers, "sequential": self._aggregate_in_windows}
-        final = yield from end.get(self.mixture.options.strategy, self._aggregate_answers)(answers)
-        return self.build_transcript(final)
-
-    def _run_layer(
-        self, layer: int, previous: Sequence[AgentAnswer]
-    ) -> Generator[list[AgentCall], list[AgentAnswer], list[AgentAnswer]]:
-        """Run one layer and return the successful answers."""
-        order = self._answer_order(layer, len(previous))
-        texts = [previous[index].text for index in order]
-        answers = yield self._build_proposer_calls(layer, texts)
-        self.stages.layers.append(answers)
-        self.check_quorum(answers, self.mixture.options.quorum, f"layer {layer}", "proposers")
-        return [answer for answer in answers if not answer.error]
-
-    def _build_proposer_calls(self, layer: int, texts: Sequence[str]) -> list[AgentCall]:
-        """Build a call per sample of each proposer, with distinct samples of equal requests."""
-        requests = []
-        for slot in self.mixture.proposers:
-            request = self._build_request(slot, layer, texts)
-            requests += [(slot, number, request) for number in range(slot.count)]
-        numbered = number_samples(
-            [(slot.model, request) for slot, _, request in requests], self.request.sample
-        )
-        return [
-            AgentCall(slot, number, request, layer, self.mixture.depth, "proposer")
-            for (slot, number, _), request in zip(requests, numbered, strict=True)
-        ]
-
-    def _aggregate_answers(self, answers: Sequence[AgentAnswer]) -> FinalAnswerScript:
-        """Synthesize all answers into one."""
-        layer = self.mixture.options.layers
-        texts = [answers[index].text for index in self._answer_order(layer, len(answers))]
-        return (yield from self._request_final_answer(layer, layer, texts))
-
-    def _aggregate_in_windows(self, answers: Sequence[AgentAnswer]) -> FinalAnswerScript:
-        """Self-MoA-Seq (arXiv 2502.00674): aggregate the answers window by window.
-
-        From the second window on, the best answer so far takes the first positions, several times.
-        An empty answer does not replace the previous one.
-        """
-        window, reserve = self.mixture.options.window, self.mixture.options.reserve
-        texts = [answer.text for answer in answers]
-        layers = 1 + self.mixture.options.count_windows(len(texts))
-        rest = texts[window:]
-        kept, window_texts, best = 0, texts[:window], Completion("")
-        for layer in range(2, layers + 1):
-            order = self._answer_order(layer, len(window_texts), kept)
-            completion = yield from self._request_final_answer(
-                layer, layers, [window_texts[index] for index in order]
-            )
-            if completion.text.strip() or not kept:
-                best = completion
-            kept = reserve if best.text.strip() else 0
-            window_texts = [best.text] * kept + rest[: window - reserve]
-            rest = rest[window - reserve :]
-        return best
-
-    def _rank_answers(self, answers: Sequence[AgentAnswer]) -> FinalAnswerScript:
-        """Return the answer chosen by a ranker; see LLM ranker in arXiv 2406.04692."""
-        layer = self.mixture.options.layers
-        order = self._answer_order(layer, len(answers))
-        texts = [answers[index].text for index in order]
-        reply = yield from self._request_final_answer(layer, layer, texts, choose=True)
-        if not answers:
-            return reply
-        chosen = parse_number_pick(reply.text, len(answers))
-        if chosen is None:
-            problem = f"{self.mixture.aggregator.name} chose none of the answers; reply:"
-            self.add_warning(f"layer {layer}: {problem} {reply.text[:80]!r}; using the first")
-        chosen_completion = answers[0 if chosen is None else order[chosen - 1]].completion
-        assert chosen_completion is not None
-        return chosen_completion
-
-    def _request_final_answer(
-        self, layer: int, layers: int, texts: Sequence[str], choose: bool = False
-    ) -> FinalAnswerScript:
-        """Return the aggregator's answer, or the fallback's; an empty one if there is no better."""
-        answers: list[AgentAnswer] = []
-        self.stages.layers.append(answers)
-        last = layer == layers and not choose
-        role = "ranker" if choose else "aggregator"
-        for slot, as_what in ((self.mixture.aggregator, role), (self.mixture.fallback, "fallback")):
-            if slot is None:
-                break
-            request = self._build_request(slot, layer, texts, choose)
-            answers += yield [AgentCall(slot, 0, request, layer, layers, as_what, last)]
-            if not answers[-1].error and answers[-1].completion:
-                break
-        completions = [answer.completion for answer in answers if answer.completion]
-        if not completions:
-            raise UserError(f"layer {layer}: {'; '.join(failure_reasons(answers))}")
-        for reason in failure_reasons(answers):
-            instead = "" if answers[-1].error else f"; {answers[-1].name} answered instead"
-            self.add_warning(f"layer {layer}: {reason}{instead}")
-        return completions[-1]
-
-    def _build_request(
-        self, slot: AgentSpec, layer: int, texts: Sequence[str], choose: bool = False
-    ) -> Request:
-        """Build an agent's request: the conversation, and the answers of the previous layer."""
-        limit = self.request.max_new_tokens
-        more: dict[str, Any] = {}
-        if choose and texts:
-            limit = limit and max(limit, PICK_TOKENS)
-            more = {"stop": (), "top_logprobs": 0, "stop_check": has_number_pick}
-
-        def add_answers(turns: Messages) -> Messages:
-            key = self._random_key(layer)
-            turns = add_system_text(turns, slot.system)
-            return self.mixture.options.prompt.add_answers(turns, texts, key, choose)
-
-        return self.build_request(slot, self.write_prompt(add_answers), limit, **more)
-
-    def _random_key(self, layer: int) -> str:
-        """Return the seed of the randomness in one layer's prompts."""
-        request = self.request
-        return json.dumps([self.mixture.options.seed, layer, request.sample, request.prompt])
-
-    def _answer_order(self, layer: int, count: int, kept: int = 0) -> list[int]:
-        return self.mixture.options.prompt.order_answers(count, self._random_key(layer), kept)
-
 
 SYNTHESIZE_PROMPT = (
     "Synthesize these answers into a single reply to the user that is better than each of them. "
@@ -254,9 +102,7 @@ class AnswersPrompt(Settings):
             kept: Number of leading answers that stay first.
         """
         rest = list(range(kept, count))
-        if self.form == "safe":
-            random.Random(f"order {key}").shuffle(rest)
-        return [*range(kept), *rest]
+        return [*range(kept), *(shuffle_by_key(rest, key) if self.form == "safe" else rest)]
 
     def add_answers(
         self, turns: Messages, answers: Sequence[str], key: str, choose: bool = False
@@ -271,59 +117,149 @@ class AnswersPrompt(Settings):
         """
         if not answers:
             return turns
+        own, instruction = self.text, SYNTHESIZE_PROMPT
+        if choose:
+            own, instruction = None, CHOOSE_PROMPT
         if self.form == "paper":
-            return add_system_text(turns, self._format_paper_list(answers, choose))
-        instruction = CHOOSE_PROMPT if choose else self.text or SYNTHESIZE_PROMPT
-        return add_system_text(
-            append_fenced_answers(turns, answers, key, choose),
-            f"{QUOTED_INTRODUCTION}\n\n{instruction}",
-        )
-
-    def _format_paper_list(self, answers: Sequence[str], choose: bool) -> str:
-        introduction = f"{LISTED_INTRODUCTION} {CHOOSE_PROMPT if choose else SYNTHESIZE_PROMPT}"
-        if self.text and not choose:
-            introduction = self.text
-        # The original's utils.py strips whitespace, too.
-        numbered = [f"{number}. {answer.strip()}" for number, answer in enumerate(answers, 1)]
-        return "\n".join([introduction, "", self.heading or LIST_HEADING, *numbered])
-
-
-def append_fenced_answers(
-    turns: Messages, answers: Sequence[str], key: str, choose: bool
-) -> Messages:
-    """Add the answers between tags at the end of the last user turn."""
-    code = find_unused_code(key, [*answers, *(turn.content for turn in turns)])
-    opening = f'<answer-{code} number="{{}}">'
-    parts = [
-        f"[End of the user's message. {len(answers)} quoted answers follow, each between "
-        f"{opening.format('...')} and </answer-{code}>.]"
-    ]
-    for number, answer in enumerate(answers, 1):
-        parts.append(f"{opening.format(number)}\n{answer}\n</answer-{code}>")
-    instruction = (
-        "Reply with the number of the best answer." if choose else "Reply to the user now."
-    )
-    parts.append(f"[End of the quoted answers. {instruction}]")
-    return append_to_user_turn(turns, "\n\n".join(parts))
+            introduction = own or f"{LISTED_INTRODUCTION} {instruction}"
+            # The original's utils.py strips whitespace, too.
+            numbered = [f"{number}. {answer.strip()}" for number, answer in enumerate(answers, 1)]
+            lines = [introduction, "", self.heading or LIST_HEADING, *numbered]
+            return add_system_text(turns, "\n".join(lines))
+        code = find_unused_code(key, [*answers, *(turn.content for turn in turns)])
+        opening = f'<answer-{code} number="{{}}">'
+        parts = [
+            f"[End of the user's message. {len(answers)} quoted answers follow, each between "
+            f"{opening.format('...')} and </answer-{code}>.]"
+        ]
+        for number, answer in enumerate(answers, 1):
+            parts.append(f"{opening.format(number)}\n{answer}\n</answer-{code}>")
+        last = "Reply with the number of the best answer." if choose else "Reply to the user now."
+        parts.append(f"[End of the quoted answers. {last}]")
+        turns = append_to_user_turn(turns, "\n\n".join(parts))
+        return add_system_text(turns, f"{QUOTED_INTRODUCTION}\n\n{own or instruction}")
 
 
-def append_to_user_turn(turns: Messages, block: str) -> Messages:
-    """Append text to the last user turn."""
-    for place in range(len(turns) - 1, -1, -1):
-        if turns[place].role == "user":
-            asked = Message("user", f"{turns[place].content}\n\n{block}")
-            return (*turns[:place], asked, *turns[place + 1 :])
-    return (*turns, Message("user", block))
+FinalAnswerScript = Generator[list[AgentCall], list[AgentAnswer], Completion]
 
 
-def find_unused_code(key: str, texts: Sequence[str]) -> str:
-    """Return eight random hexadecimal digits, seeded by `key`, that occur in none of the texts."""
-    draws = random.Random(f"code {key}")
-    everything = "\n".join(texts).lower()
-    while True:
-        code = f"{draws.getrandbits(32):08x}"
-        if code not in everything:
-            return code
+class MoARun(RequestContext[Transcript]):
+    """One request in a mixture; `swarm.multi_agent.scheduler` runs its script.
+
+    Args:
+        mixture: The mixture of agents.
+        request: The request to answer.
+        logged: Warnings already logged for requests of the same batch.
+    """
+
+    def __init__(self, mixture: "MixtureOfAgents", request: Request, logged: set[str]) -> None:
+        super().__init__(mixture, request, Transcript(), logged)
+        self.mixture, self.options = mixture, mixture.options
+
+    def iterate_rounds(self) -> Script[Transcript]:
+        """Run the layers in order.
+
+        Raises:
+            UserError: Too few agents answered, or the answers exceed the context.
+        """
+        answers: list[AgentAnswer] = []
+        for layer in range(1, self.options.layers):
+            texts = [answers[index].text for index in self._order_answers(layer, len(answers))]
+            asked = []
+            for slot in self.mixture.proposers:
+                request = self._build_request(slot, layer, texts)
+                asked += [(slot, sample, request) for sample in range(slot.count)]
+            answers = yield self.build_calls(asked, layer, "proposer")
+            self.stages.layers.append(answers)
+            self.check_quorum(answers, self.options.quorum, f"layer {layer}", "proposers")
+            answers = [answer for answer in answers if not answer.error]
+        scripts = {"rank": self._rank_answers, "sequential": self._aggregate_in_windows}
+        script = scripts.get(self.options.strategy, self._aggregate_answers)
+        return self.build_transcript((yield from script(answers)))
+
+    def _aggregate_answers(self, answers: Sequence[AgentAnswer]) -> FinalAnswerScript:
+        """Synthesize all answers into one."""
+        layer = self.options.layers
+        texts = [answers[index].text for index in self._order_answers(layer, len(answers))]
+        return (yield from self._request_final_answer(layer, texts, last=True))
+
+    def _aggregate_in_windows(self, answers: Sequence[AgentAnswer]) -> FinalAnswerScript:
+        """Self-MoA-Seq (arXiv 2502.00674): aggregate the answers window by window.
+
+        From the second window on, the best answer so far takes the first positions, several times.
+        An empty answer does not replace the previous one.
+        """
+        window, reserve = self.options.window, self.options.reserve
+        texts = [answer.text for answer in answers]
+        layers = 1 + self.options.count_windows(len(texts))
+        rest = texts[window:]
+        kept, shown, best = 0, texts[:window], Completion("")
+        for layer in range(2, layers + 1):
+            ordered = [shown[index] for index in self._order_answers(layer, len(shown), kept)]
+            completion = yield from self._request_final_answer(layer, ordered, layer == layers)
+            if completion.text.strip() or not kept:
+                best = completion
+            kept = reserve if best.text.strip() else 0
+            shown = [best.text] * kept + rest[: window - reserve]
+            rest = rest[window - reserve :]
+        return best
+
+    def _rank_answers(self, answers: Sequence[AgentAnswer]) -> FinalAnswerScript:
+        """Return the answer chosen by a ranker; see LLM ranker in arXiv 2406.04692."""
+        layer = self.options.layers
+        order = self._order_answers(layer, len(answers))
+        texts = [answers[index].text for index in order]
+        reply = yield from self._request_final_answer(layer, texts, last=False, choose=True)
+        if not answers:
+            return reply
+        chosen = parse_number_pick(reply.text, len(answers))
+        if chosen is None:
+            problem = f"{self.mixture.aggregator.name} chose none of the answers; reply:"
+            self.add_warning(f"layer {layer}: {problem} {reply.text[:80]!r}; using the first")
+        chosen_completion = answers[0 if chosen is None else order[chosen - 1]].completion
+        assert chosen_completion is not None
+        return chosen_completion
+
+    def _request_final_answer(
+        self, layer: int, texts: Sequence[str], last: bool, choose: bool = False
+    ) -> FinalAnswerScript:
+        """Return the aggregator's answer, or the fallback's; an empty one if there is no better."""
+        answers: list[AgentAnswer] = []
+        self.stages.layers.append(answers)
+        role = "ranker" if choose else "aggregator"
+        for slot in filter(None, (self.mixture.aggregator, self.mixture.fallback)):
+            request = self._build_request(slot, layer, texts, choose)
+            answers += yield [AgentCall(slot, 0, request, layer, role, last)]
+            if not answers[-1].error:
+                break
+            role = "fallback"
+        completions = [answer.completion for answer in answers if answer.completion]
+        reasons = failure_reasons(answers)
+        if not completions:
+            raise UserError(f"layer {layer}: {'; '.join(reasons)}")
+        for reason in reasons:
+            instead = "" if answers[-1].error else f"; {answers[-1].name} answered instead"
+            self.add_warning(f"layer {layer}: {reason}{instead}")
+        return completions[-1]
+
+    def _build_request(
+        self, slot: AgentSpec, layer: int, texts: Sequence[str], choose: bool = False
+    ) -> Request:
+        """Build an agent's request: the conversation, and the answers of the previous layer."""
+        limit = self.request.max_new_tokens
+        more: dict[str, Any] = {}
+        if choose and texts:
+            limit = limit and max(limit, PICK_TOKENS)
+            more = {"stop": (), "top_logprobs": 0, "stop_check": has_number_pick}
+
+        def add_answers(turns: Messages) -> Messages:
+            turns = add_system_text(turns, slot.system)
+            return self.options.prompt.add_answers(turns, texts, self.random_key(layer), choose)
+
+        return self.build_request(slot, self.write_prompt(add_answers), limit, **more)
+
+    def _order_answers(self, layer: int, count: int, kept: int = 0) -> list[int]:
+        return self.options.prompt.order_answers(count, self.random_key(layer), kept)
 
 
 class MixtureOptions(Settings):
@@ -372,8 +308,8 @@ class MixtureSettings(MixtureOptions):
     @property
     def agents(self) -> list[AgentSettings]:
         """All agents that may be called."""
-        last = [self.aggregator, *([self.fallback] if self.fallback else [])]
-        return [*(self.proposers if self.layers > 1 else ()), *last]
+        first = self.proposers if self.layers > 1 else ()
+        return [*first, *filter(None, (self.aggregator, self.fallback))]
 
 
 class MixtureOfAgents(Collaboration[Transcript]):
@@ -399,7 +335,6 @@ class MixtureOfAgents(Collaboration[Transcript]):
             Tokens of a prompt are estimated as four characters each; answers are never omitted.
 
     Attributes:
-        depth: Number of layers, counting each window of "sequential", if all proposers answer.
         calls: Calls per request: proposals * (layers - 1) + 1; sequential: proposals + windows.
 
     Raises:
@@ -416,7 +351,7 @@ class MixtureOfAgents(Collaboration[Transcript]):
     ) -> None:
         self.proposers, self.aggregator, self.fallback = tuple(proposers), aggregator, fallback
         self.options = parse_settings(MixtureOptions, options)
-        self.context, self.trace = self.options.context, trace
+        self.trace = trace
         layers, quorum = self.options.layers, self.options.quorum
         for slot in (aggregator, fallback):
             if slot is not None and slot.count != 1:
@@ -428,14 +363,13 @@ class MixtureOfAgents(Collaboration[Transcript]):
             raise UserError(f"quorum={quorum}: there are only {proposals} answers a layer")
         sequential = self.options.strategy == "sequential"
         ends = self.options.count_windows(proposals) if sequential else 1
-        self.depth = layers - 1 + ends
         self.calls = proposals * (layers - 1) + ends
 
     @property
     def agent_specs(self) -> list[AgentSpec]:
         """All agents that may be called."""
-        slots = [*(self.proposers if self.options.layers > 1 else ()), self.aggregator]
-        return [*slots, self.fallback] if self.fallback else slots
+        first = self.proposers if self.options.layers > 1 else ()
+        return [*first, *filter(None, (self.aggregator, self.fallback))]
 
     def stream(self, request: Request) -> Stream:
         """Stream the final answer once the proposers are done; see `swarm.models.base.stream`.
@@ -462,18 +396,14 @@ class MixtureOfAgents(Collaboration[Transcript]):
             pieces: If False, the final answer is not streamed: if it is cut off, it is retried or
                 left to the fallback, as none of it was shown.
         """
-        if watch and pieces and len(requests) == 1:
-            return [self._run_streaming(self._build_scripts(requests)[0], watch)]
-        return super().run(requests, watch)
-
-    def _run_streaming(
-        self, script: Script[Transcript], on_event: OnEvent
-    ) -> Transcript | UserError:
-        with closing(stream_final_answer(script, on_event, self.trace)) as pieces:
+        if not watch or not pieces or len(requests) != 1:
+            return super().run(requests, watch)
+        (script,) = self._build_scripts(requests, watch)
+        with closing(stream_final_answer(script, watch, self.trace)) as deltas:
             try:
-                return forward_items(pieces, lambda piece: on_event(0, AnswerDelta(piece)))
+                return [forward_items(deltas, lambda piece: watch(0, AnswerDelta(piece)))]
             except UserError as error:
-                return error
+                return [error]
 
     def _iterate_rounds(
         self, request: Request, logged: set[str], notify: Callable[[Any], None]

@@ -24,12 +24,7 @@ def is_preset_path(name: str) -> bool:
 
 
 def read_preset_file(kind: str, name: str | Path, settings: type[M]) -> M:
-    """Read a preset.
-
-    Args:
-        kind: Folder in conf/.
-        name: One of `preset_names`, or the path of a yaml file.
-        settings: What it contains.
+    """Read a preset: one of `preset_names(kind)`, or a yaml file by its path.
 
     Raises:
         UserError: It does not exist, or is invalid.

@@ -1,40 +1,42 @@
 """Concurrent rounds of agent calls, one thread per model; usage totals of the calls."""
 
 from collections.abc import Generator, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from math import ceil
 from typing import Any, TypeVar
 
 from swarm._util.threads import run_concurrently
 from swarm.errors import UserError
-from swarm.models.base import (
-    Completion,
-    Delta,
-    Request,
-    Usage,
-    compute_cost,
-)
+from swarm.models.base import Completion, Delta, Request, Usage, compute_cost
 from swarm.models.openai import CHARS_PER_TOKEN
 from swarm.models.trace import Trace
-from swarm.multi_agent.types import AgentAnswer, AgentSpec, CallStarted, OnEvent, Transcript
+from swarm.multi_agent.types import (
+    AgentAnswer,
+    AgentSpec,
+    CallStarted,
+    OnEvent,
+    Transcript,
+    prompt_to_messages,
+)
 
 S = TypeVar("S", bound=Transcript)
 T = TypeVar("T")
 
+STOPPED = "stopped"
+"""Error of an answer in progress when the user stopped it."""
 
-def describe_empty_answer(completion: Completion) -> str:
-    """Return why an answer contains no text."""
+
+def explain_empty_answer(completion: Completion, text: str) -> str:
+    """Return why an answer contains no text; empty if it does."""
+    if text.strip():
+        return ""
     if completion.finish != "length":
         return "an empty answer"
     return (
         f"no answer: its limit of {completion.new_tokens} new tokens was used up by its reasoning; "
         "raise max_tokens, or set none"
     )
-
-
-STOPPED = "stopped"
-"""Error of an answer in progress when the user stopped it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class AgentCall:
         slot: The agent.
         sample: Index of the agent's sample, from 0; `request.sample` counts per model.
         request: The request.
-        layer, layers, role: See `AgentAnswer` and `CallStarted`.
+        layer, role: See `AgentAnswer`.
         last: True if the answer is that of the collaboration, and may be streamed.
     """
 
@@ -53,60 +55,49 @@ class AgentCall:
     sample: int
     request: Request
     layer: int
-    layers: int
     role: str
     last: bool = False
 
     @property
-    def started_event(self) -> CallStarted:
-        """Event at the start of the call."""
-        return CallStarted(self.layer, self.layers, self.role, self.slot.name, self.sample)
+    def started(self) -> CallStarted:
+        """Event at the start of the call, and its description in a trace."""
+        return CallStarted(self.slot.name, self.role, self.layer, self.sample)
 
-    @property
-    def trace_record(self) -> dict[str, Any]:
-        """Description of the call for the trace."""
-        fields = {"name": self.slot.name, "role": self.role, "layer": self.layer}
-        return {**fields, "sample": self.sample}
-
-    def build_answer(self, outcome: Completion | UserError) -> AgentAnswer:
+    def build_answer(self, outcome: Completion | UserError, error: str = "") -> AgentAnswer:
         """Build the answer of this call from its result."""
-        completion = None if isinstance(outcome, UserError) else outcome
-        error = (
-            ""
-            if completion and completion.text.strip()
-            else describe_empty_answer(completion)
-            if completion
-            else str(outcome)
+        completion = None
+        if isinstance(outcome, UserError):
+            error = str(outcome)
+        else:
+            completion = outcome
+            error = error or explain_empty_answer(outcome, outcome.text)
+        place = (self.layer, self.role, self.slot.name, self.sample)
+        return AgentAnswer(*place, self.request.prompt, completion, error)
+
+    def build_stopped_answer(self, deltas: Sequence[Delta] = ()) -> AgentAnswer:
+        """Build the answer of a call that the user stopped, with the text received so far.
+
+        Endpoints bill its tokens without reporting them: they are estimated from the number of
+        characters.
+        """
+        text, reasoning = "".join(d.text for d in deltas), "".join(d.reasoning for d in deltas)
+        turns = prompt_to_messages(self.request.prompt)
+        read = ceil(sum(len(turn.content) for turn in turns) / CHARS_PER_TOKEN)
+        new = ceil(len(text + reasoning) / CHARS_PER_TOKEN)
+        prices = self.slot.model.prices
+        completion = Completion(
+            text,
+            prompt_tokens=read,
+            new_tokens=new,
+            cost=compute_cost({"prompt_tokens": read, "new_tokens": new}, prices),
+            reasoning=reasoning,
+            finish=STOPPED,
+            priced=None if prices is None else bool(prices),
         )
-        prompt = self.request.prompt
-        return AgentAnswer(
-            self.layer, self.role, self.slot.name, self.sample, prompt, completion, error
-        )
+        return self.build_answer(completion, STOPPED)
 
 
-def build_stopped_answer(call: AgentCall, text: str = "", reasoning: str = "") -> AgentAnswer:
-    """Build the answer of a call that the user stopped, with the text received so far.
-
-    Endpoints bill its tokens without reporting them: they are estimated from the number of
-    characters.
-    """
-    prompt = call.request.prompt
-    prompt_text = prompt if isinstance(prompt, str) else "".join(turn.content for turn in prompt)
-    read, new = (ceil(len(one) / CHARS_PER_TOKEN) for one in (prompt_text, text + reasoning))
-    prices = call.slot.model.prices
-    completion = Completion(
-        text,
-        prompt_tokens=read,
-        new_tokens=new,
-        cost=compute_cost({"prompt_tokens": read, "new_tokens": new}, prices),
-        reasoning=reasoning,
-        finish=STOPPED,
-        priced=None if prices is None else bool(prices),
-    )
-    return replace(call.build_answer(completion), error=STOPPED)
-
-
-Script = Generator[list[AgentCall], list[AgentAnswer], S]
+Script = Generator[list[AgentCall], list[AgentAnswer], T]
 """Script of one request: yields rounds of at least one call, is sent their answers, and returns the
 transcript or raises a `UserError`.
 """
@@ -117,9 +108,7 @@ def ignore_event(number: int, event: Any) -> None:
 
 
 def run_in_lockstep(
-    scripts: Sequence[Generator[list[AgentCall], list[AgentAnswer], T]],
-    on_event: OnEvent = ignore_event,
-    trace: Trace | None = None,
+    scripts: Sequence[Script[T]], on_event: OnEvent = ignore_event, trace: Trace | None = None
 ) -> list[T | UserError]:
     """Run scripts concurrently and return their results in order; each round is one batch."""
     results: dict[int, T | UserError] = {}
@@ -171,28 +160,24 @@ def _stream_call(
     call: AgentCall, on_event: OnEvent, trace: Trace | None
 ) -> Generator[Delta, None, AgentAnswer]:
     """Stream one call; a failure before the first text is returned as a failed answer."""
-    on_event(0, call.started_event)
+    on_event(0, call.started)
     pieces = call.slot.model.stream(call.request)
     if trace:
-        pieces = trace.record_stream(call.trace_record, call.request, pieces)
-    started = False
+        pieces = trace.record_stream(call.started._asdict(), call.request, pieces)
     deltas: list[Delta] = []
     try:
         while True:
-            delta = next(pieces)
-            started = started or bool(delta.text)
-            deltas.append(delta)
-            yield delta
+            deltas.append(next(pieces))
+            yield deltas[-1]
     except StopIteration as end:
         answer = call.build_answer(end.value)
     except UserError as error:
         answer = call.build_answer(error)
-        if started:
+        if any(delta.text for delta in deltas):
             on_event(0, answer)
             raise
     except (KeyboardInterrupt, GeneratorExit):
-        texts = ("".join(one.text for one in deltas), "".join(one.reasoning for one in deltas))
-        on_event(0, build_stopped_answer(call, *texts))
+        on_event(0, call.build_stopped_answer(deltas))
         raise
     finally:
         pieces.close()
@@ -213,25 +198,25 @@ def run_calls(
     batches: dict[int, list[int]] = {}
     for index, (number, call) in enumerate(calls):
         batches.setdefault(id(call.slot.model), []).append(index)
-        on_event(number, call.started_event)
+        on_event(number, call.started)
     groups = list(batches.values())
     work = []
     for group in groups:
-        batch = [calls[index][1] for index in group]
-        work.append(partial(batch[0].slot.model.generate_each, [call.request for call in batch]))
+        model = calls[group[0]][1].slot.model
+        work.append(partial(model.generate_each, [calls[index][1].request for index in group]))
     answers: dict[int, AgentAnswer] = {}
     try:
         for number_of_batch, outcomes in run_concurrently(work, name="swarm-agent"):
             for index, one in zip(groups[number_of_batch], outcomes, strict=True):
                 number, call = calls[index]
                 if trace:
-                    trace.add_call(call.trace_record, call.request, one)
+                    trace.add_call(call.started._asdict(), call.request, one)
                 answers[index] = call.build_answer(one)
                 on_event(number, answers[index])
     except KeyboardInterrupt:
         for index, (number, call) in enumerate(calls):
             if index not in answers:
-                on_event(number, build_stopped_answer(call))
+                on_event(number, call.build_stopped_answer())
         raise
     return [answers[index] for index in range(len(calls))]
 

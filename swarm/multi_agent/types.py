@@ -1,9 +1,10 @@
 """Data types of multi-agent models: agents, answers, transcripts, events and conversations."""
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError, model_validator
 
@@ -16,6 +17,7 @@ from swarm._util.settings import (
     explain,
     field_types,
 )
+from swarm._util.terminal import pluralize
 from swarm.errors import UserError
 from swarm.models.base import Completion, Delta, Message, Model
 from swarm.models.openai import CHARS_PER_TOKEN
@@ -67,6 +69,9 @@ class AgentSpec(AgentOptions):
             raise explain(error, field_types(type(self)), str(name)) from None
 
 
+Messages = tuple[Message, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class AgentAnswer:
     """Result of one call of a collaboration.
@@ -86,7 +91,7 @@ class AgentAnswer:
     role: str
     name: str
     sample: int
-    prompt: str | tuple[Message, ...]
+    prompt: str | Messages
     completion: Completion | None
     error: str = ""
 
@@ -94,6 +99,26 @@ class AgentAnswer:
     def text(self) -> str:
         """Text of the completion; empty if the call failed."""
         return self.completion.text if self.completion else ""
+
+
+def answer_label(answer: AgentAnswer) -> str:
+    """Return the model's name, with the sample number if it is not the first."""
+    return f"{answer.name} #{answer.sample + 1}" if answer.sample else answer.name
+
+
+def format_outcome(answer: AgentAnswer) -> str:
+    """Summarize the result of a call."""
+    completion = answer.completion
+    if completion is None:
+        return answer.error
+    took = "from the cache" if completion.cached else f"{completion.seconds:.1f} s"
+    empty = f", {answer.error}" if answer.error else ""
+    return f"{took}, {pluralize(completion.new_tokens, 'token')}{empty}"
+
+
+def format_call(answer: AgentAnswer, place: str = "layer") -> str:
+    """Describe a call in one line: layer, role, model and result."""
+    return f"{place} {answer.layer}, {answer.role} {answer_label(answer)}: {format_outcome(answer)}"
 
 
 @dataclass(slots=True)
@@ -117,14 +142,12 @@ class Transcript:
         return [answer for layer in self.layers for answer in layer]
 
 
-@dataclass(frozen=True, slots=True)
-class CallStarted:
-    """Event: an agent was called, in layer `layer` of `layers`."""
+class CallStarted(NamedTuple):
+    """Event: an agent was called; see `AgentAnswer`."""
 
-    layer: int
-    layers: int
-    role: str
     name: str
+    role: str
+    layer: int
     sample: int
 
 
@@ -135,13 +158,11 @@ class AnswerDelta:
     delta: Delta
 
 
-OnEvent = Callable[[int, CallStarted | AgentAnswer | AnswerDelta], None]
-"""Receives every event of the n-th request, in the thread that runs the collaboration; an
-`AgentAnswer` as soon as it arrives. A consortium also emits each `Iteration`.
+OnEvent = Callable[[int, Any], None]
+"""Receives every event of the n-th request, in the thread that runs the collaboration: a
+`CallStarted`, an `AgentAnswer` as soon as it arrives, an `AnswerDelta`. A consortium also emits
+each `Iteration`.
 """
-
-
-Messages = tuple[Message, ...]
 
 
 def prompt_to_messages(prompt: str | Messages) -> Messages:
@@ -160,9 +181,30 @@ def add_system_text(turns: Messages, text: str | None) -> Messages:
     return (Message("system", text), *turns)
 
 
-def estimate_tokens(turns: Messages) -> int:
-    """Estimate the number of tokens of the turns."""
-    return ceil(sum(len(turn.content) for turn in turns) / CHARS_PER_TOKEN)
+def append_to_user_turn(turns: Messages, block: str) -> Messages:
+    """Append text to the last user turn."""
+    for place in range(len(turns) - 1, -1, -1):
+        if turns[place].role == "user":
+            asked = Message("user", f"{turns[place].content}\n\n{block}")
+            return (*turns[:place], asked, *turns[place + 1 :])
+    return (*turns, Message("user", block))
+
+
+def find_unused_code(key: str, texts: Sequence[str]) -> str:
+    """Return eight random hexadecimal digits, seeded by `key`, that occur in none of the texts."""
+    draws = random.Random(f"code {key}")
+    everything = "\n".join(texts).lower()
+    while True:
+        code = f"{draws.getrandbits(32):08x}"
+        if code not in everything:
+            return code
+
+
+def shuffle_by_key(indices: Sequence[int], key: str) -> list[int]:
+    """Return the indices in random order, seeded by `key`."""
+    shuffled = list(indices)
+    random.Random(f"order {key}").shuffle(shuffled)
+    return shuffled
 
 
 def find_exchanges(turns: Messages) -> list[list[int]]:
@@ -187,7 +229,7 @@ def fit_to_context(
 
     Args:
         turns: A conversation.
-        context: Maximum number of tokens, by `estimate_tokens`; `None` is no limit.
+        context: Maximum number of tokens, of `CHARS_PER_TOKEN` characters; `None` is no limit.
         write: Adds further text to a conversation.
 
     Returns:
@@ -200,10 +242,11 @@ def fit_to_context(
     for left_out in range(len(old) + 1):
         omitted = {index for exchange in old[:left_out] for index in exchange}
         written = write(tuple(turn for index, turn in enumerate(turns) if index not in omitted))
-        if context is None or estimate_tokens(written) <= context:
+        tokens = ceil(sum(len(turn.content) for turn in written) / CHARS_PER_TOKEN)
+        if context is None or tokens <= context:
             return written, left_out
     raise UserError(
         f"context={context}: the last question and the answers that belong to it are about "
-        f"{estimate_tokens(written)} tokens, and none of them is truncated; raise context, "
+        f"{tokens} tokens, and none of them is truncated; raise context, "
         "or lower the proposers' max_tokens"
     )

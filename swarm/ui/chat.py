@@ -19,20 +19,20 @@ from swarm._util.terminal import escape_control_chars, pluralize
 from swarm._util.threads import Cancelled, forward_items, start_thread
 from swarm.errors import UserError
 from swarm.moa.chat import ChatOptions
-from swarm.moa.turns import (
-    ChatTurn,
-    answer_label,
-    build_conversation,
-    format_answer_cost,
-    format_outcome,
-    turn_to_json,
-)
+from swarm.moa.turns import ChatTurn, build_conversation, format_answer_cost, turn_to_json
 from swarm.models.base import PROMPT_FORMS, Delta, Model, Request, with_prompt_form
 from swarm.multi_agent.collaboration import Collaboration
 from swarm.multi_agent.consortium.consortium import format_event
 from swarm.multi_agent.consortium.results import Iteration
 from swarm.multi_agent.scheduler import sum_usage
-from swarm.multi_agent.types import AgentAnswer, AnswerDelta, CallStarted, Transcript
+from swarm.multi_agent.types import (
+    AgentAnswer,
+    AnswerDelta,
+    CallStarted,
+    Transcript,
+    answer_label,
+    format_outcome,
+)
 from swarm.ui import expert_mixer
 from swarm.ui.layout import (
     describe_error,

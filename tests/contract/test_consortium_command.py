@@ -16,9 +16,8 @@ from endpoints import Asked, Reply, chat, endpoint
 
 from swarm.consortium import create_consortium, install_alias
 from swarm.consortium.cli import COMMANDS, consortium
-from swarm.consortium.run_log import RunLog
 from swarm.multi_agent.consortium.settings import STRATEGIES
-from swarm.multi_agent.consortium.store import ConsortiumStore
+from swarm.multi_agent.consortium.store import ConsortiumStore, RunLog
 
 BLUE, GREEN, DEAD = (f"function/consortium_members:{name}" for name in ("blue", "green", "dead"))
 JUDGE, RANKER = "function/consortium_members:judge", "function/consortium_members:ranker"

@@ -19,16 +19,15 @@ from small_consortia import config
 from swarm._util.settings import parse_settings
 from swarm.consortium import create_consortium
 from swarm.consortium.api import MemberRegistry
-from swarm.consortium.run_log import RunLog
 from swarm.errors import UserError
 from swarm.models.base import Message, Request
 from swarm.models.function import FunctionModel
 from swarm.models.llm import LLM
 from swarm.models.openai import OpenAI
 from swarm.multi_agent.consortium.consortium import Consortium, build_consortium
-from swarm.multi_agent.consortium.result_json import result_to_json
+from swarm.multi_agent.consortium.results import result_to_json
 from swarm.multi_agent.consortium.settings import ConsortiumSettings, parse_member
-from swarm.multi_agent.consortium.store import ConsortiumStore
+from swarm.multi_agent.consortium.store import ConsortiumStore, RunLog
 from swarm.registry.registry import Roster
 
 VOICE = "function/fake_models:function"

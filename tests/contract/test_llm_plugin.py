@@ -19,9 +19,8 @@ from llm.plugins import load_plugins, pm
 
 from swarm._util.settings import parse_settings
 from swarm.consortium import plugin
-from swarm.consortium.run_log import RunLog
 from swarm.multi_agent.consortium.settings import ConsortiumSettings
-from swarm.multi_agent.consortium.store import ConsortiumStore
+from swarm.multi_agent.consortium.store import ConsortiumStore, RunLog
 
 BLUE, GREEN, DEAD = (f"function/consortium_members:{name}" for name in ("blue", "green", "dead"))
 JUDGE = "function/consortium_members:judge"

@@ -17,9 +17,8 @@ import searches
 from endpoints import Reply, chat, endpoint
 
 from swarm._util.settings import parse_settings
-from swarm.consortium.run_log import RunLog
 from swarm.multi_agent.consortium.settings import ConsortiumSettings
-from swarm.multi_agent.consortium.store import ConsortiumStore
+from swarm.multi_agent.consortium.store import ConsortiumStore, RunLog
 
 BLUE, GREEN = (f"function/consortium_members:{name}" for name in ("blue", "green"))
 JUDGE = "function/consortium_members:judge"

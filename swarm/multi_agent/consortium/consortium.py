@@ -16,22 +16,16 @@ from swarm.errors import UserError
 from swarm.models.base import Completion, Delta, Model, Request, Stream, sum_usage, truncate_at_stop
 from swarm.models.trace import Trace
 from swarm.multi_agent.collaboration import (
+    Collaboration,
+    RequestContext,
     map_events,
-    number_samples,
     stream_events,
 )
-from swarm.multi_agent.consortium.judging import (
-    ConsortiumBase,
-    ConsortiumContext,
-    ConsortiumMember,
-    JudgingRound,
-)
-from swarm.multi_agent.consortium.parsing import split_confidence
 from swarm.multi_agent.consortium.prompts import (
     MEMBER_PROMPT,
     ROLES,
     add_previous_iteration,
-    role_prompt,
+    split_confidence,
 )
 from swarm.multi_agent.consortium.results import ConsortiumTranscript, Iteration, MemberAnswer
 from swarm.multi_agent.consortium.settings import (
@@ -40,18 +34,9 @@ from swarm.multi_agent.consortium.settings import (
     ConsortiumSettings,
     MemberSpec,
 )
-from swarm.multi_agent.consortium.strategies import STRATEGY_FUNCTIONS
-from swarm.multi_agent.scheduler import (
-    AgentCall,
-    Script,
-    describe_empty_answer,
-)
-from swarm.multi_agent.types import (
-    AgentAnswer,
-    AgentSpec,
-    Messages,
-    add_system_text,
-)
+from swarm.multi_agent.consortium.strategies import STRATEGY_FUNCTIONS, JudgingRound
+from swarm.multi_agent.scheduler import AgentCall, Script, explain_empty_answer
+from swarm.multi_agent.types import AgentAnswer, AgentSpec, Messages, add_system_text, format_call
 
 TIMEOUT = 300.0
 """Default timeout in seconds of remote models: one that hangs would block all others. Local and
@@ -78,6 +63,22 @@ class CallBudget(NamedTuple):
     words: str
 
 
+class ConsortiumMember(NamedTuple):
+    """One member: a sample of an agent, with a role.
+
+    Attributes:
+        slot: The agent.
+        sample: Index of the agent's sample, from 0.
+        instance: Number among the members with this name, from 1.
+        role: Role description for its prompt; `None` adds none.
+    """
+
+    slot: AgentSpec
+    sample: int
+    instance: int
+    role: str | None = None
+
+
 def calls_per_iteration(strategy: str, members: int) -> int:
     """Return the calls of one iteration, if each reply can be parsed."""
     if strategy == "vote":
@@ -85,7 +86,7 @@ def calls_per_iteration(strategy: str, members: int) -> int:
     return members + 1 + (members if strategy == "peer-review" and members > 1 else 0)
 
 
-class ConsortiumRun(ConsortiumContext):
+class ConsortiumRun(RequestContext[ConsortiumTranscript]):
     """One request in a consortium; `swarm.multi_agent.scheduler` runs its script.
 
     Args:
@@ -93,6 +94,9 @@ class ConsortiumRun(ConsortiumContext):
         request: The request to answer.
         logged: Warnings already logged for requests of the same batch.
         notify: Receives each finished iteration.
+
+    Attributes:
+        participants: Members that still take part.
     """
 
     def __init__(
@@ -102,8 +106,9 @@ class ConsortiumRun(ConsortiumContext):
         logged: set[str],
         notify: Callable[[Any], None],
     ) -> None:
-        super().__init__(consortium, request, logged)
-        self._notify = notify
+        super().__init__(consortium, request, ConsortiumTranscript(), logged)
+        self.consortium, self.options, self._notify = consortium, consortium.options, notify
+        self.participants = list(consortium.participants)
 
     def iterate_rounds(self) -> Script[ConsortiumTranscript]:
         """Iterate until the verdict is confident enough.
@@ -114,69 +119,47 @@ class ConsortiumRun(ConsortiumContext):
         """
         iterations = self.stages.iterations
         while not self.stages.stopped:
+            number = len(iterations) + 1
             try:
-                iteration = yield from self._run_iteration(len(iterations) + 1)
+                iteration = yield from self._run_iteration(number)
             except UserError as error:
                 if not iterations:
                     raise
                 self.add_warning(f"{error}; using the answer of an earlier iteration")
-                self.stages.stopped = f"iteration {len(iterations) + 1} failed"
+                self.stages.stopped = f"iteration {number} failed"
                 break
             iterations.append(iteration)
             self._notify(iteration)
             self.stages.stopped = self._stop_reason(iteration)
-        best = max(iterations, key=lambda one: (_confidence_or_lowest(one), one.number))
+        best = max(iterations, key=_by_confidence)
         self.stages.best = best.number
-        return self.build_transcript(
-            truncate_at_stop(Completion(best.verdict.synthesis, finish="stop"), self.request.stop)
-        )
+        final = Completion(best.verdict.synthesis, finish="stop")
+        return self.build_transcript(truncate_at_stop(final, self.request.stop))
 
     def _run_iteration(
         self, number: int
     ) -> Generator[list[AgentCall], list[AgentAnswer], Iteration]:
         """Run one iteration; with "elimination", drop the worst members."""
         participants = self.participants
-        opinions = yield from self.collect_member_answers(number)
+        asked = [(one.slot, one.sample, self._ask_member(one, number)) for one in participants]
+        replies = yield self.build_calls(asked, number, "member")
+        self.stages.layers.append(replies)
+        opinions = [
+            _to_member_answer(member, answer)
+            for member, answer in zip(participants, replies, strict=True)
+        ]
+        answers = [one.answer for one in opinions]
+        self.check_quorum(answers, self.options.quorum, f"iteration {number}", "members")
         judging = JudgingRound(self, number, opinions)
-        verdict = yield from STRATEGY_FUNCTIONS[self.consortium.options.strategy](judging)
-        if self.consortium.options.strategy == "elimination":
+        verdict = yield from STRATEGY_FUNCTIONS[self.options.strategy](judging)
+        if self.options.strategy == "elimination":
             remaining = judging.remaining_members(verdict)
             verdict = replace(verdict, needs_iteration=len(remaining) < len(participants))
             self.participants = [participants[index] for index in remaining]
         return Iteration(number, tuple(opinions), verdict)
 
-    def collect_member_answers(
-        self, number: int
-    ) -> Generator[list[AgentCall], list[AgentAnswer], list[MemberAnswer]]:
-        """Collect the members' answers of an iteration.
-
-        Raises:
-            UserError: Too few members answered, or their prompt exceeds the context.
-        """
-        replies = yield self._build_member_calls(number)
-        self.stages.layers.append(replies)
-        opinions = [
-            _to_member_answer(member, answer)
-            for member, answer in zip(self.participants, replies, strict=True)
-        ]
-        quorum, answers = self.consortium.options.quorum, [one.answer for one in opinions]
-        self.check_quorum(answers, quorum, f"iteration {number}", "members")
-        return opinions
-
-    def _build_member_calls(self, number: int) -> list[AgentCall]:
-        """Build a call per member."""
-        requests = [
-            (member.slot.model, self._build_member_request(member, number))
-            for member in self.participants
-        ]
-        numbered = number_samples(requests, self.request.sample)
-        return [
-            self.build_call(member.slot, request, number, "member", member.sample)
-            for member, request in zip(self.participants, numbered, strict=True)
-        ]
-
-    def _build_member_request(self, member: ConsortiumMember, number: int) -> Request:
-        custom = self.consortium.options.system
+    def _ask_member(self, member: ConsortiumMember, number: int) -> Request:
+        custom = self.options.system
         system = MEMBER_PROMPT if custom is None else custom
 
         def write_prompt(turns: Messages) -> Messages:
@@ -184,45 +167,73 @@ class ConsortiumRun(ConsortiumContext):
                 turns = add_system_text(turns, text if text and text.strip() else None)
             if number == 1:
                 return turns
-            return add_previous_iteration(
-                turns, self.stages.iterations[-1], self.random_key(number)
-            )
+            before = self.stages.iterations[-1]
+            return add_previous_iteration(turns, before, self.random_key(number))
 
         written = self.write_prompt(write_prompt)
         return self.build_request(member.slot, written, self.request.max_new_tokens)
 
+    def build_judging_request(
+        self,
+        slot: AgentSpec,
+        turns: Messages,
+        max_tokens: int | None,
+        enough: Callable[[str], bool] | None = None,
+    ) -> Request:
+        """Build a request for a text about answers, to which some of the request does not apply.
+
+        Args:
+            enough: Returns whether the text so far contains all that is parsed.
+        """
+        decided = self.request.stop_check
+
+        def is_over(text: str) -> bool:
+            # The request's check is about answers; an empty text asks if any is needed at all.
+            return bool((decided and decided("")) or (enough and enough(text)))
+
+        check = is_over if decided or enough else None
+        return self.build_request(
+            slot, turns, max_tokens, stop_check=check, stop=(), top_logprobs=0
+        )
+
+    def extend_limit(self, more: int) -> int | None:
+        """Return the token limit of a text about the answers, `more` than the request's."""
+        limit = self.request.max_new_tokens
+        return None if limit is None else limit + more
+
+    def has_budget(self, more: int = 1) -> bool:
+        """Return whether the budget allows `more` calls."""
+        budget = self.options.budget
+        return budget is None or len(self.stages.answers) + more <= budget
+
     def _stop_reason(self, iteration: Iteration) -> str:
         """Return why there is no further iteration; empty if there is one."""
-        consortium, verdict = self.consortium.options, iteration.verdict
-        confidence, threshold = verdict.confidence, consortium.confidence_threshold
-        if iteration.number >= consortium.min_iterations and not verdict.needs_iteration:
-            if confidence is None and (consortium.strategy in UNSURE or not verdict.raw):
+        options, verdict = self.options, iteration.verdict
+        confidence, threshold = verdict.confidence, options.confidence_threshold
+        if iteration.number >= options.min_iterations and not verdict.needs_iteration:
+            if confidence is None and (options.strategy in UNSURE or not verdict.raw):
                 return "no confidence was reported"
             if confidence is not None and confidence >= threshold:
                 return f"confidence {confidence:.3g} reached {threshold:g}"
-        if iteration.number >= consortium.max_iterations:
-            return f"max_iterations={consortium.max_iterations}"
+        if iteration.number >= options.max_iterations:
+            return f"max_iterations={options.max_iterations}"
+        limit = details = ""
         spent = sum_usage(one.completion for one in self.stages.answers if one.completion).cost
-        if consortium.max_cost is not None and spent >= consortium.max_cost:
-            return self._stop_at_limit(f"max_cost={consortium.max_cost:g}", f"{spent:g} is spent")
-        if not self.has_budget(
-            more := calls_per_iteration(consortium.strategy, len(self.participants))
-        ):
-            calls = len(self.stages.answers)
-            return self._stop_at_limit(
-                f"budget={consortium.budget}", f"{calls} calls made, {more} needed"
-            )
-        return ""
-
-    def _stop_at_limit(self, limit: str, details: str) -> str:
-        self.add_warning(f"{limit}: no further iteration, {details}")
+        more = calls_per_iteration(options.strategy, len(self.participants))
+        if options.max_cost is not None and spent >= options.max_cost:
+            limit, details = f"max_cost={options.max_cost:g}", f"{spent:g} is spent"
+        elif not self.has_budget(more):
+            limit = f"budget={options.budget}"
+            details = f"{len(self.stages.answers)} calls made, {more} needed"
+        if limit:
+            self.add_warning(f"{limit}: no further iteration, {details}")
         return limit
 
 
-def _confidence_or_lowest(iteration: Iteration) -> float:
-    """Return the confidence; an unknown one is lowest."""
+def _by_confidence(iteration: Iteration) -> tuple[float, int]:
+    """Return the sort key of iterations: the confidence, unknown lowest; then the number."""
     confidence = iteration.verdict.confidence
-    return -1.0 if confidence is None else confidence
+    return (-1.0 if confidence is None else confidence), iteration.number
 
 
 def _to_member_answer(member: ConsortiumMember, answer: AgentAnswer) -> MemberAnswer:
@@ -230,31 +241,23 @@ def _to_member_answer(member: ConsortiumMember, answer: AgentAnswer) -> MemberAn
     if answer.error or answer.completion is None:
         return MemberAnswer(answer, member.instance)
     text, confidence = split_confidence(answer.text)
-    if not text:
-        answer = replace(answer, error=describe_empty_answer(answer.completion))
+    answer = replace(answer, error=explain_empty_answer(answer.completion, text))
     return MemberAnswer(answer, member.instance, text, confidence)
 
 
 def format_event(consortium: "Consortium", event: Any) -> str:
     """Format an event in one line; empty if it is not to be shown."""
     if isinstance(event, AgentAnswer):
-        sample = f" #{event.sample + 1}" if event.sample else ""
-        label = f"iteration {event.layer}, {event.role} {event.name}{sample}"
-        if event.error or event.completion is None:
-            return f"{label}: {event.error}"
-        tokens = pluralize(event.completion.new_tokens, "token")
-        return f"{label}: {event.completion.seconds:.1f} s, {tokens}"
-    if isinstance(event, Iteration):
-        confidence = event.verdict.confidence
-        confidence_text = "unknown" if confidence is None else f"{confidence:.3g}"
-        return (
-            f"iteration {event.number} of at most {consortium.options.max_iterations}: confidence "
-            f"{confidence_text}"
-        )
-    return ""
+        return format_call(event, "iteration")
+    if not isinstance(event, Iteration):
+        return ""
+    confidence = event.verdict.confidence
+    shown = "unknown" if confidence is None else f"{confidence:.3g}"
+    most = consortium.options.max_iterations
+    return f"iteration {event.number} of at most {most}: confidence {shown}"
 
 
-class Consortium(ConsortiumBase):
+class Consortium(Collaboration[ConsortiumTranscript]):
     """Consortium, after llm-consortium (github.com/irthomasthomas/llm-consortium), as a model.
 
     In each iteration all members are called concurrently, each sample as a separate member, and
@@ -302,37 +305,9 @@ class Consortium(ConsortiumBase):
     ) -> None:
         self.proposers, self.arbiter, self.fallback = tuple(members), arbiter, fallback
         self.options = parse_settings(ConsortiumOptions, {**options, "strategy": strategy})
-        self.context, self.trace = self.options.context, trace
-        self._check_agents()
+        self.trace = trace
         self.participants = self._build_participants()
-        self._check_size()
-
-    def _check_agents(self) -> None:
-        strategy = self.options.strategy
-        if not self.proposers:
-            raise UserError("members: name at least one")
-        if self.arbiter is None and strategy != "vote":
-            raise UserError(f"arbiter: required by strategy={strategy}; only vote works without")
-        if self.fallback and self.arbiter is None:
-            raise UserError("fallback: has no effect without an arbiter")
-        for slot in (self.arbiter, self.fallback):
-            if slot is not None and slot.count != 1:
-                raise UserError(f"{slot.name}: count={slot.count}: must be 1 for the arbiter")
-
-    def _check_size(self) -> None:
-        count, options = len(self.participants), self.options
-        if options.quorum > count:
-            raise UserError(f"quorum={options.quorum}: there are only {count} members")
-        if options.strategy == "elimination" and options.keep >= count:
-            raise UserError(f"keep={options.keep}: with {count} members none would be eliminated")
-        if options.strategy == "elimination" and options.quorum > options.keep:
-            raise UserError(f"quorum={options.quorum}: must be at most keep={options.keep}")
-        first = calls_per_iteration(options.strategy, count)
-        if options.budget is not None and options.budget < first:
-            raise UserError(
-                f"budget={options.budget}: the first iteration takes {first} calls; raise it, or "
-                "have fewer members"
-            )
+        self._check_agents()
 
     def _build_participants(self) -> tuple[ConsortiumMember, ...]:
         with_roles = self.options.strategy == "roles"
@@ -346,10 +321,35 @@ class Consortium(ConsortiumBase):
                 participants.append(ConsortiumMember(slot, sample, seen[slot.name], role))
         return tuple(participants)
 
+    def _check_agents(self) -> None:
+        options, count = self.options, len(self.participants)
+        first = calls_per_iteration(options.strategy, count)
+        judges = [slot for slot in (self.arbiter, self.fallback) if slot]
+        several = [f"{slot.name}: count={slot.count}" for slot in judges if slot.count != 1]
+        least = options.keep if options.strategy == "elimination" else None
+        mistakes = {
+            "members: name at least one": not count,
+            f"arbiter: required by strategy={options.strategy}; only vote works without": (
+                self.arbiter is None and options.strategy != "vote"
+            ),
+            "fallback: has no effect without an arbiter": bool(self.fallback and not self.arbiter),
+            f"{', '.join(several)}: must be 1 for the arbiter": bool(several),
+            f"quorum={options.quorum}: there are only {count} members": options.quorum > count,
+            f"keep={least}: with {count} members none would be eliminated": (least or 0) >= count,
+            f"quorum={options.quorum}: must be at most keep={least}": (
+                least is not None and options.quorum > least
+            ),
+            f"budget={options.budget}: the first iteration takes {first} calls; raise it, or "
+            "have fewer members": options.budget is not None and options.budget < first,
+        }
+        for message, is_made in mistakes.items():
+            if is_made:
+                raise UserError(message)
+
     @property
     def agent_specs(self) -> list[AgentSpec]:
         """All agents that may be called."""
-        return [*self.proposers, *(one for one in (self.arbiter, self.fallback) if one)]
+        return [*self.proposers, *filter(None, (self.arbiter, self.fallback))]
 
     def plan_calls(self) -> CallBudget:
         """Compute the number of calls for one request, without those inside nested consortia."""
@@ -369,16 +369,13 @@ class Consortium(ConsortiumBase):
             max_first = options.budget + 1 - max(each[1:least], default=0)
             at_least = min(at_least, max(each[0], max_first))
             at_most = min(at_most, options.budget)
-        names = ", ".join(
-            slot.name if slot.count == 1 else f"{slot.name} x {slot.count}"
-            for slot in self.proposers
-        )
+        names = [s.name if s.count == 1 else f"{s.name} x {s.count}" for s in self.proposers]
         arbiter = self.arbiter.name if self.arbiter else "none"
         rounds = f"{least} to {highest} iterations"
         rounds = pluralize(highest, "iteration") if least == highest else rounds
         limit = "" if options.budget is None else f", budget {options.budget}"
         words = (
-            f"strategy {options.strategy}; members {names}; arbiter {arbiter}\n"
+            f"strategy {options.strategy}; members {', '.join(names)}; arbiter {arbiter}\n"
             f"{rounds}, the first of {each[0]} calls; {at_least} to {at_most} calls in all{limit}"
         )
         return CallBudget(each[0], at_least, at_most, words)
@@ -402,12 +399,12 @@ class Consortium(ConsortiumBase):
             UserError: The request failed.
         """
 
-        def event_to_reasoning(event: tuple[int, Any]) -> Delta | None:
-            line = format_event(self, event[1])
+        def to_reasoning(event: Any) -> Delta | None:
+            line = format_event(self, event)
             return Delta(reasoning=f"{line}\n") if line else None
 
         events = stream_events(lambda watch: self.run([request], watch))
-        (outcome,) = yield from map_events(events, event_to_reasoning)
+        (outcome,) = yield from map_events(events, to_reasoning)
         if isinstance(outcome, UserError):
             raise outcome
         yield Delta(outcome.final.text)
@@ -417,6 +414,11 @@ class Consortium(ConsortiumBase):
         self, request: Request, logged: set[str], notify: Callable[[Any], None]
     ) -> Script[ConsortiumTranscript]:
         return ConsortiumRun(self, request, logged, notify).iterate_rounds()
+
+
+def role_prompt(role: str) -> str:
+    """Return the prompt of a named role, or the text itself if it is not a name."""
+    return ROLES.get(role.strip().lower(), role)
 
 
 def build_consortium(

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -66,22 +67,30 @@ class MemberSpec(AgentSettings):
     def _read_text(cls, given: Any) -> Any:
         return read_member(given) if isinstance(given, str) else given
 
-    def __str__(self) -> str:
-        name = self.model if self.count == 1 else f"{self.model} x {self.count}"
-        settings = [f"{key} {value!r}" for key, value in self.own_settings.items()]
-        return name + (f" ({', '.join(settings)})" if settings else "")
+    @property
+    def name(self) -> str:
+        """The model, and how many answers it gives if these are several."""
+        return self.model if self.count == 1 else f"{self.model} x {self.count}"
 
     @property
     def own_settings(self) -> dict[str, Any]:
         """The settings that are set, without model and count."""
         return self.model_dump(exclude={"model", "count"}, exclude_none=True)
 
+    def __str__(self) -> str:
+        settings = ", ".join(f"{key} {value!r}" for key, value in self.own_settings.items())
+        return f"{self.name} ({settings})" if settings else self.name
+
 
 MEMBER_OPTIONS = tuple(key for key in MemberSpec.model_fields if key not in ("model", "count"))
 
 
+def _is_never_known(name: str) -> bool:
+    return False
+
+
 def parse_member(
-    spec: str, known: Callable[[str], bool] = lambda name: False, count: int = 1
+    spec: str, known: Callable[[str], bool] = _is_never_known, count: int = 1
 ) -> MemberSpec:
     """Parse a member: `NAME[:count][,key=value...]`; see `read_member`.
 
@@ -93,7 +102,7 @@ def parse_member(
 
 
 def read_member(
-    spec: str, known: Callable[[str], bool] = lambda name: False, count: int = 1
+    spec: str, known: Callable[[str], bool] = _is_never_known, count: int = 1
 ) -> dict[str, Any]:
     """Return the settings in a member's text.
 
@@ -120,18 +129,12 @@ def read_member(
         key, _, value = (part.strip() for part in option.partition("="))
         if key in found:
             raise UserError(f"{spec}: {key} is given twice")
-        found[key] = value if key in ("system", "role") else _read_number(value)
+        found[key] = value
+        for kind in (int, float) if key not in ("system", "role") else ():
+            with suppress(ValueError):  # the settings refuse what is no number
+                found[key] = kind(value)
+                break
     return found
-
-
-def _read_number(text: str) -> float | str:
-    """Return an integer, a number, or the text, which the settings refuse."""
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return text
 
 
 class ConsortiumOptions(Settings):
@@ -208,9 +211,10 @@ class ConsortiumSettings(ConsortiumOptions):
     def _merge_judging_method(cls, given: Any) -> Any:
         if not isinstance(given, Mapping) or "judging_method" not in given:
             return given
-        found = {key: value for key, value in given.items() if key != "judging_method"}
+        found = dict(given)
+        method = found.pop("judging_method")
         if found.get("strategy") in (None, "default"):
-            found["strategy"] = given["judging_method"]
+            found["strategy"] = method
         return found
 
     @field_validator("members", mode="before")
@@ -231,7 +235,7 @@ class ConsortiumSettings(ConsortiumOptions):
     @property
     def agents(self) -> list[MemberSpec]:
         """The members, and the arbiter and the fallback if there are."""
-        return [*self.members, *(one for one in (self.arbiter, self.fallback) if one)]
+        return [*self.members, *filter(None, (self.arbiter, self.fallback))]
 
     def changed(self, **settings: Any) -> "ConsortiumSettings":
         """Return the settings with others in place of some.
@@ -244,15 +248,14 @@ class ConsortiumSettings(ConsortiumOptions):
     def to_dict(self) -> dict[str, Any]:
         """Convert to JSON, without the unset settings of each model."""
         found = self.model_dump(mode="json")
-        for one in (*found["members"], found["arbiter"], found["fallback"]):
-            for key in [key for key, value in (one or {}).items() if value is None]:
-                del one[key]
+        found["members"] = [one.model_dump(exclude_none=True) for one in self.members]
+        for key in ("arbiter", "fallback"):
+            agent = getattr(self, key)
+            found[key] = agent and agent.model_dump(exclude_none=True)
         return found
 
     def __str__(self) -> str:
-        names = ", ".join(
-            one.model if one.count == 1 else f"{one.model} x {one.count}" for one in self.members
-        )
+        names = ", ".join(one.name for one in self.members)
         answer = "answers" if len(self.members) == self.members[0].count == 1 else "answer"
         judge = self.arbiter.model if self.arbiter else "nobody"
         return f"{names} {answer}, {judge} judges; strategy {self.strategy}"

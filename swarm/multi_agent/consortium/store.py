@@ -4,12 +4,13 @@ import json
 import os
 import re
 import sqlite3
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -34,21 +35,18 @@ SELECT_LAST_INDEX = "SELECT 1 FROM sqlite_master WHERE name = 'runs_time'"
 """Tests that the file contains all of the above: the index is created last."""
 
 
-def user_folder() -> Path:
-    """Return the folder of the `llm` command: $LLM_USER_PATH, or the system's default."""
-    return Path(os.environ.get("LLM_USER_PATH") or click.get_app_dir("io.datasette.llm"))
-
-
-class SQLiteDatabase:
+class ConsortiumDatabase:
     """A SQLite file shared by threads and processes; each use opens a connection.
 
     Args:
-        path: The file; `None` is `DATABASE_FILE` in `user_folder()`. It must not be on a network
-            file system: SQLite's write-ahead log does not work there.
+        path: The file, created on the first write; `None` is consortium.db in the folder of `llm`:
+            $LLM_USER_PATH, or the system's default. It must not be on a network file system:
+            SQLite's write-ahead log does not work there.
     """
 
     def __init__(self, path: str | Path | None = None) -> None:
-        self.path = Path(path).expanduser() if path else user_folder() / DATABASE_FILE
+        folder = os.environ.get("LLM_USER_PATH") or click.get_app_dir("io.datasette.llm")
+        self.path = Path(path).expanduser() if path else Path(folder) / DATABASE_FILE
 
     @contextmanager
     def open_transaction(self) -> Iterator[sqlite3.Connection]:
@@ -57,70 +55,56 @@ class SQLiteDatabase:
         Raises:
             UserError: The file cannot be used.
         """
-        with self._translate_errors():
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with closing(self._connect(self.path)) as opened:
-                retry_while_locked(lambda: opened.execute("PRAGMA journal_mode=WAL"))
-                opened.execute("PRAGMA synchronous=NORMAL")
-                retry_while_locked(lambda: opened.execute("BEGIN IMMEDIATE"))
-                try:
-                    for table in CREATE_TABLES:
-                        opened.execute(table)
-                    yield opened
-                    opened.execute("COMMIT")
-                except BaseException:
-                    opened.execute("ROLLBACK")
-                    raise
+        with self._connect(self.path, create=True) as opened:
+            retry_while_locked(lambda: opened.execute("PRAGMA journal_mode=WAL"))
+            opened.execute("PRAGMA synchronous=NORMAL")
+            retry_while_locked(lambda: opened.execute("BEGIN IMMEDIATE"))
+            try:
+                for table in CREATE_TABLES:
+                    opened.execute(table)
+                yield opened
+                opened.execute("COMMIT")
+            except BaseException:
+                opened.execute("ROLLBACK")
+                raise
 
     @contextmanager
     def open_for_reading(self) -> Iterator[sqlite3.Connection]:
-        """Open a connection for reading; without a file, to an empty in-memory database.
+        """Open a connection for reading; without tables, to an empty in-memory database.
 
         Raises:
             UserError: The file cannot be used.
         """
-        with self._translate_errors(), ExitStack() as stack:
-            path = self.path if self.path.is_file() else ":memory:"
-            opened = stack.enter_context(closing(self._connect(path)))
-            select = partial(opened.execute, SELECT_LAST_INDEX)
-            if not retry_while_locked(lambda: select().fetchone()):
-                opened = stack.enter_context(closing(self._connect(":memory:")))
-                for table in CREATE_TABLES:
-                    opened.execute(table)
-            yield opened
-
-    def _connect(self, path: str | Path) -> sqlite3.Connection:
-        opened = sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None)
-        opened.row_factory = sqlite3.Row
-        return opened
+        with self._connect(self.path if self.path.is_file() else ":memory:") as opened:
+            if retry_while_locked(lambda: opened.execute(SELECT_LAST_INDEX).fetchone()):
+                yield opened
+                return
+        with self._connect(":memory:") as empty:
+            for table in CREATE_TABLES:
+                empty.execute(table)
+            yield empty
 
     @contextmanager
-    def _translate_errors(self) -> Iterator[None]:
+    def _connect(self, path: str | Path, create: bool = False) -> Iterator[sqlite3.Connection]:
         try:
-            yield
+            if create:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+            connection = sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None)
+            with closing(connection) as opened:
+                opened.row_factory = sqlite3.Row
+                yield opened
         except (sqlite3.Error, OSError) as error:
             raise UserError(
                 f"{self.path} cannot be used: {error}; set its folder with LLM_USER_PATH"
             ) from None
 
 
-class ConsortiumStore:
-    """Saved consortia.
-
-    Args:
-        path: The file; `None` is consortium.db in llm's folder. It is created on the first write.
-    """
-
-    def __init__(self, path: str | Path | None = None) -> None:
-        self.database = SQLiteDatabase(path)
+class ConsortiumStore(ConsortiumDatabase):
+    """Saved consortia; every method raises a `UserError` if the file cannot be used."""
 
     def list_names(self) -> list[str]:
-        """Return the sorted names of all saved consortia, including invalid ones.
-
-        Raises:
-            UserError: The file cannot be used.
-        """
-        with self.database.open_for_reading() as rows:
+        """Return the sorted names of all saved consortia, including invalid ones."""
+        with self.open_for_reading() as rows:
             return [name for (name,) in rows.execute("SELECT name FROM consortia ORDER BY name")]
 
     def get(self, name: str) -> ConsortiumSettings:
@@ -129,7 +113,7 @@ class ConsortiumStore:
         Raises:
             UserError: It does not exist or is invalid.
         """
-        with self.database.open_for_reading() as rows:
+        with self.open_for_reading() as rows:
             found = rows.execute("SELECT config FROM consortia WHERE name = ?", [name]).fetchone()
         if found is None:
             raise UserError(self._unknown_message(name))
@@ -141,19 +125,15 @@ class ConsortiumStore:
     def save(self, name: str, config: ConsortiumSettings) -> bool:
         """Save a configuration; return whether it replaced one of this name.
 
-        Args:
-            name: A valid name; see `validate_name`.
-            config: The configuration.
-
         Raises:
-            UserError: The name is invalid, or the file cannot be written.
+            UserError: The name could be mistaken for something else.
         """
-        row = (
-            validate_name(name),
-            json.dumps(config.to_dict()),
-            f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}",
-        )
-        with self.database.open_transaction() as rows:
+        valid = isinstance(name, str) and re.fullmatch(r"\w[\w.+@-]*", name)
+        if not valid or is_preset_path(name):
+            raise UserError(f"{name!r} is not a consortium name: take letters, digits, . - and _")
+        saved = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}"
+        row = (name, json.dumps(config.to_dict()), saved)
+        with self.open_transaction() as rows:
             found = rows.execute("DELETE FROM consortia WHERE name = ?", [name]).rowcount
             rows.execute("INSERT INTO consortia VALUES (?, ?, ?)", row)
         return found > 0
@@ -166,7 +146,7 @@ class ConsortiumStore:
         """
         if name not in self.list_names():
             raise UserError(self._unknown_message(name))
-        with self.database.open_transaction() as rows:
+        with self.open_transaction() as rows:
             rows.execute("DELETE FROM consortia WHERE name = ?", [name])
 
     def _unknown_message(self, name: str) -> str:
@@ -177,33 +157,126 @@ class ConsortiumStore:
         return f"{name}: no consortium of this name is saved; {others}"
 
 
-def validate_name(name: str) -> str:
-    """Return the name if a consortium can be saved under it.
-
-    Raises:
-        UserError: It could be mistaken for something else.
-    """
-    if not isinstance(name, str) or not re.fullmatch(r"\w[\w.+@-]*", name) or is_preset_path(name):
-        raise UserError(f"{name!r} is not a consortium name: take letters, digits, . - and _")
-    return name
-
-
 def load_config(name: str) -> ConsortiumSettings:
     """Load the configuration of a saved consortium, a preset, or a YAML file.
 
     Raises:
         UserError: It does not exist or is invalid.
     """
-    store = ConsortiumStore()
-    saved = store.list_names() if not is_preset_path(name) else []
+    if is_preset_path(name):
+        return read_preset(name)
+    store, presets = ConsortiumStore(), preset_names("consortium")
+    saved = store.list_names()
     if name in saved:
         return store.get(name)
-    names = preset_names("consortium")
-    if name in names or is_preset_path(name):
+    if name in presets:
         return read_preset(name)
-    matches = get_close_matches(name, [*saved, *names], 1)
+    matches = get_close_matches(name, [*saved, *presets], 1)
     suggestion = f"did you mean {matches[0]}? Saved" if matches else "saved"
     raise UserError(
         f"consortium {name!r}: not found; {suggestion} are {', '.join(saved) or 'none'}"
-        f", presets are {', '.join(names)}, and a yaml file is given by its path, as in ./mine.yaml"
+        f", presets are {', '.join(presets)}, and a yaml file is given by its path, as in "
+        "./mine.yaml"
     )
+
+
+class RunLog(ConsortiumDatabase):
+    """The recorded runs; every method raises a `UserError` if the file cannot be used."""
+
+    def add(
+        self,
+        name: str | None,
+        config: ConsortiumSettings,
+        result: Mapping[str, Any],
+        error: str = "",
+    ) -> str:
+        """Record a finished run in one transaction, and return its id.
+
+        Args:
+            name: Name of the consortium, or `None`.
+            config: Its settings.
+            result: See `swarm.multi_agent.consortium.results.result_to_json`; for a failed run at
+                least "original_prompt".
+            error: Reason for a failure; empty on success.
+        """
+        about, verdict = result.get("metadata", {}), result.get("synthesis") or {}
+        run = {
+            "id": uuid.uuid4().hex,
+            "time": _format_time(datetime.now(UTC)),
+            "name": name,
+            "strategy": config.strategy,
+            "status": "failed" if error else "done",
+            "error": error or None,
+            "config": json.dumps(config.to_dict()),
+            "result": json.dumps(result),
+            "prompt": result.get("original_prompt"),
+            "answer": verdict.get("synthesis"),
+            "confidence": verdict.get("confidence"),
+            "iterations": about.get("iteration_count"),
+            "best": about.get("best_iteration"),
+            "calls": about.get("calls"),
+            "prompt_tokens": about.get("prompt_tokens"),
+            "new_tokens": about.get("completion_tokens"),
+            "cost": about.get("cost"),
+            "seconds": about.get("seconds"),
+        }
+        # SQLite rejects lone surrogates, which models may generate.
+        values = [
+            value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+            for value in run.values()
+        ]
+        places = ", ".join("?" * len(run))
+        with self.open_transaction() as rows:
+            rows.execute(f"INSERT INTO runs ({', '.join(run)}) VALUES ({places})", values)
+        return str(run["id"])
+
+    def get(self, number: str) -> dict[str, Any]:
+        """Return a run with its configuration and result, as JSON values.
+
+        Args:
+            number: The id, or a unique prefix of it.
+
+        Raises:
+            UserError: No or several runs match.
+        """
+        with self.open_for_reading() as rows:
+            found = rows.execute(
+                "SELECT * FROM runs WHERE substr(id, 1, length(:id)) = :id", {"id": number}
+            ).fetchall()
+        if not found or not number:
+            raise UserError(f"{number}: no run with this id; `runs` lists them")
+        if len(found) > 1:
+            some = ", ".join(row["id"][:12] for row in found[:5])
+            raise UserError(f"{number}: {len(found)} runs have this prefix: {some}")
+        run = dict(found[0])
+        return {**run, "config": json.loads(run["config"]), "result": json.loads(run["result"])}
+
+    def list(
+        self, limit: int = 10, since: str | None = None, name: str | None = None
+    ) -> "list[dict[str, Any]]":
+        """Return the last runs, newest first, without their answers.
+
+        Args:
+            limit: Maximum number of runs.
+            since: Only runs from then on: a day as in 2026-01-31, or a local time.
+            name: Only runs of the consortium with this name.
+
+        Raises:
+            UserError: The date is invalid.
+        """
+        try:
+            first = _format_time(datetime.fromisoformat(since)) if since is not None else ""
+        except (ValueError, TypeError):
+            raise UserError(f"since: {since!r} is not a date; use the form 2026-01-31") from None
+        with self.open_for_reading() as rows:
+            found = rows.execute(
+                "SELECT * FROM runs WHERE time >= :since AND (:name IS NULL OR name = :name) "
+                "ORDER BY time DESC, rowid DESC LIMIT :limit",
+                {"limit": limit, "since": first, "name": name},
+            ).fetchall()
+        left_out = ("config", "result", "best")
+        return [{k: v for k, v in dict(row).items() if k not in left_out} for row in found]
+
+
+def _format_time(time: datetime) -> str:
+    return time.astimezone(UTC).isoformat(timespec="milliseconds")

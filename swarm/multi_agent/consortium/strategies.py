@@ -2,11 +2,12 @@
 
 import re
 import unicodedata
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from difflib import SequenceMatcher
 from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from swarm._util.replies import (
     OPENING_TAG,
@@ -15,23 +16,262 @@ from swarm._util.replies import (
     parse_ranking,
     strip_thoughts,
 )
-from swarm.multi_agent.collaboration import number_samples
-from swarm.multi_agent.consortium.judging import UNCONSTRAINED, ArbiterReply, JudgingRound
-from swarm.multi_agent.consortium.parsing import parse_verdict
+from swarm.errors import UserError
+from swarm.models.base import Completion, Message, Request
 from swarm.multi_agent.consortium.prompts import (
     PARTS_FORMAT,
     PICK_FORMAT,
     PICK_PROMPT,
     RANK_FORMAT,
     RANK_PROMPT,
+    REPAIR_PROMPT,
     REVIEW_PROMPT,
     SYNTHESIS_PROMPT,
-    shuffled_order,
+    build_judge_prompt,
+    parse_verdict,
 )
-from swarm.multi_agent.consortium.results import Verdict
+from swarm.multi_agent.consortium.results import MemberAnswer, Verdict
 from swarm.multi_agent.moa import PICK_TOKENS
-from swarm.multi_agent.scheduler import AgentCall
-from swarm.multi_agent.types import AgentAnswer, add_system_text
+from swarm.multi_agent.scheduler import AgentCall, explain_empty_answer
+from swarm.multi_agent.types import (
+    AgentAnswer,
+    AgentSpec,
+    Messages,
+    add_system_text,
+    shuffle_by_key,
+)
+
+if TYPE_CHECKING:
+    from swarm.multi_agent.consortium.consortium import ConsortiumRun
+
+VERDICT_TOKENS = 1024
+"""Additional tokens for the arbiter's reply, beyond those of the answer."""
+
+CHOICE_TOKENS = 1024
+"""Maximum number of tokens for choosing or ranking, beyond those of the choice."""
+
+STRAYED = 240
+"""Number of characters without a choice after which a reply that does not start with reasoning is
+stopped.
+"""
+
+VerdictScript = Generator[list[AgentCall], list[AgentAnswer], Verdict]
+
+
+class ArbiterReply(NamedTuple):
+    """A reply of the arbiter.
+
+    Attributes:
+        found: Parsed reply; `None` if it could not be parsed.
+        raw: The reply verbatim.
+        source: "read" or "repaired".
+        finish: See `Completion.finish`.
+    """
+
+    found: Any
+    raw: str
+    source: str
+    finish: str
+
+
+class JudgingRound:
+    """The answers of one iteration while they are judged, labelled by numbers from 1.
+
+    Args:
+        run: State of the request.
+        number: Number of the iteration.
+        answers: Answers of all members.
+
+    Attributes:
+        labels: Index into `answers` by label, in random order.
+    """
+
+    def __init__(self, run: "ConsortiumRun", number: int, answers: Sequence[MemberAnswer]) -> None:
+        self.run, self.number, self.answers = run, number, answers
+        self.key = run.random_key(number)
+        answered = [index for index, one in enumerate(answers) if not one.answer.error]
+        self.labels = dict(enumerate(shuffle_by_key(answered, self.key), 1))
+
+    def write_prompt(self, wanted: str, labels: Sequence[int], **more: Any) -> Messages:
+        """Return the conversation with these answers and the instructions.
+
+        Raises:
+            UserError: It does not fit the context.
+        """
+        answers = [(label, self.answers[self.labels[label]].text) for label in labels]
+        return self.run.write_within_context(
+            lambda turns: build_judge_prompt(turns, answers, wanted, self.key, **more)
+        )
+
+    def query_arbiter(
+        self,
+        wanted: str,
+        labels: Sequence[int],
+        read: Callable[[str], Any],
+        form: str,
+        max_tokens: int | None,
+        enough: Callable[[str], bool] | None = None,
+        **more: Any,
+    ) -> Generator[list[AgentCall], list[AgentAnswer], ArbiterReply | None]:
+        """Query the arbiter, retrying once if its reply cannot be parsed; otherwise the fallback.
+
+        Args:
+            wanted: Instructions for the reply.
+            labels: Answers to show.
+            read: Parses a reply; returns `None` on failure.
+            form: Description of the expected format.
+            max_tokens: Maximum number of new tokens; `None` is no limit.
+            enough: Returns whether the reply so far contains all that is parsed.
+            more: See `build_judge_prompt`.
+
+        Returns:
+            The reply, or `None` if neither replied.
+        """
+        run, consortium = self.run, self.run.consortium
+        for slot, role in ((consortium.arbiter, "arbiter"), (consortium.fallback, "fallback")):
+            if slot is None or not run.has_budget():
+                continue
+            try:
+                turns = self.write_prompt(wanted, labels, **more)
+            except UserError as error:
+                self.add_warning(str(error))
+                return None
+            for text in (consortium.options.system, slot.system):  # they apply to the answer, too
+                turns = add_system_text(turns, text or None)
+            request = run.build_judging_request(slot, turns, max_tokens, enough)
+            answer = yield from self._query_agent(slot, role, request)
+            if answer is None:
+                continue
+            found, source = read(answer.text), "read"
+            if found is None and run.has_budget():
+                again = [("assistant", answer.text), ("user", f"{REPAIR_PROMPT}{form}")]
+                repair = (*turns, *(Message(*turn) for turn in again))
+                request = replace(request, prompt=repair, timeout=run.time_left(slot))
+                repaired = yield from self._query_agent(slot, role, request)
+                found = read(repaired.text) if repaired else None
+                if repaired and found is not None:
+                    answer, source = repaired, "repaired"
+            if found is None:
+                self.add_warning(f"{slot.name}: could not parse its reply: {answer.text[:80]!r}")
+            return ArbiterReply(found, answer.text, source, answer.finish)
+        return None
+
+    def _query_agent(
+        self, slot: AgentSpec, role: str, request: Request
+    ) -> Generator[list[AgentCall], list[AgentAnswer], Completion | None]:
+        """Return the reply; without one, or with reasoning only, warn and return `None`."""
+        answers = yield [AgentCall(slot, 0, request, self.number, role)]
+        self.run.stages.layers.append(answers)
+        error, completion = answers[0].error, answers[0].completion
+        if completion and not error:
+            error = explain_empty_answer(completion, strip_thoughts(completion.text))
+        if error:
+            self.add_warning(f"{slot.name}: {error}")
+            return None
+        return completion
+
+    def add_warning(self, words: str) -> None:
+        """Add a warning with the iteration's number."""
+        self.run.add_warning(f"iteration {self.number}: {words}")
+
+    def rank_by_confidence(self) -> list[int]:
+        """Return the indices of the answers, the most confident member's first."""
+        indices = sorted(self.labels.values())
+        return sorted(indices, key=lambda index: -(self.answers[index].confidence or 0.0))
+
+    def fall_back_to_member(self, reply: ArbiterReply | None, order: Sequence[int]) -> Verdict:
+        """Return a member's answer, the first of these indices, in place of a verdict."""
+        one = self.answers[order[0]]
+        self.add_warning(f"no verdict; using the answer of {one.answer.name}, {one.instance}")
+        raw, finish = (reply.raw, reply.finish) if reply else ("", "")
+        return Verdict(one.text, source="fallback", raw=raw, finish=finish)
+
+    def remaining_members(self, verdict: Verdict) -> list[int]:
+        """Return the indices of the members that stay after elimination, in order."""
+        order = [*(verdict.ranking or self.rank_by_confidence())]
+        order += [index for index in range(len(self.answers)) if index not in order]
+        options = self.run.options
+        return sorted(order[: max(options.keep, len(order) - options.eliminate)])
+
+
+def synthesize_answer(
+    judging: JudgingRound, reviews: Sequence[str] = (), order: Sequence[int] = ()
+) -> VerdictScript:
+    """The arbiter writes the answer."""
+    reply = yield from judging.query_arbiter(
+        SYNTHESIS_PROMPT,
+        list(judging.labels),
+        parse_verdict,
+        PARTS_FORMAT,
+        judging.run.extend_limit(VERDICT_TOKENS),
+        previous=judging.run.stages.iterations,
+        reviews=reviews,
+        order=order,
+    )
+    ranking = tuple(judging.labels[label] for label in order)
+    if reply is None:
+        verdict = judging.fall_back_to_member(None, ranking or judging.rank_by_confidence())
+    elif reply.found is None:
+        verdict = Verdict(strip_thoughts(reply.raw), source="fallback", raw=reply.raw)
+    else:
+        verdict = replace(reply.found, source=reply.source)
+    return replace(verdict, ranking=ranking, finish=reply.finish if reply else "")
+
+
+def _choose_answers(
+    judging: JudgingRound,
+    labels: Sequence[int],
+    wanted: str,
+    form: str,
+    read: Callable[[str], list[int] | None],
+    least: int,
+    enough: Callable[[str], bool] | None = None,
+) -> VerdictScript:
+    """The arbiter chooses among the answers with these labels.
+
+    Args:
+        wanted, form, enough: See `JudgingRound.query_arbiter`.
+        read: Parses the chosen labels, best first.
+        least: Tokens of the choice; reasoning takes most of a reply.
+    """
+    limit = judging.run.request.max_new_tokens
+    if limit is not None:
+        limit = min(max(limit, least), CHOICE_TOKENS + least)
+    reply = yield from judging.query_arbiter(wanted, labels, read, form, limit, enough)
+    if reply is None or reply.found is None:
+        candidates = {judging.labels[label] for label in labels}
+        order = [index for index in judging.rank_by_confidence() if index in candidates]
+        return judging.fall_back_to_member(reply, order)
+    ranking = tuple(judging.labels[label] for label in reply.found)
+    text = judging.answers[ranking[0]].text
+    return Verdict(text, ranking=ranking, source=reply.source, raw=reply.raw, finish=reply.finish)
+
+
+def pick_one(judging: JudgingRound, labels: Sequence[int] = ()) -> VerdictScript:
+    """The arbiter chooses one of the answers with these labels."""
+    labels = labels or list(judging.labels)
+
+    def read(reply: str) -> list[int] | None:
+        number = parse_number_pick(strip_thoughts(reply), max(labels))
+        return [number] if number and number in labels else None
+
+    def is_decided(said: str) -> bool:
+        # Running text without a choice, and not reasoning, has strayed.
+        return has_number_pick(said) or (len(said) > STRAYED and not OPENING_TAG.search(said))
+
+    return (
+        yield from _choose_answers(
+            judging, labels, PICK_PROMPT, PICK_FORMAT, read, PICK_TOKENS, is_decided
+        )
+    )
+
+
+def rank_answers(judging: JudgingRound) -> VerdictScript:
+    """The arbiter ranks the answers."""
+    labels = list(judging.labels)
+    least, read = PICK_TOKENS + 8 * len(labels), partial(parse_ranking, labels=labels)
+    return (yield from _choose_answers(judging, labels, RANK_PROMPT, RANK_FORMAT, read, least))
+
 
 NUMBER_PATTERN = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 CHOICE_PATTERN = re.compile(
@@ -55,9 +295,8 @@ def comparison_key(text: str) -> tuple[str, str]:
     if numbers := NUMBER_PATTERN.findall(last):
         number = Decimal(numbers[-1].replace(",", ""))
         exact = f"{number:f}"  # `normalize` would round long numbers
-        return "number", (
-            exact.rstrip("0").rstrip(".") if "." in exact else exact
-        ) if number else "0"
+        exact = exact.rstrip("0").rstrip(".") if "." in exact else exact
+        return "number", exact if number else "0"
     plain = unicodedata.normalize("NFKC", text).casefold()
     normalized = re.sub(r"\W+", " ", ARTICLES.sub(" ", plain)).strip()
     return "text", normalized or text
@@ -93,96 +332,12 @@ def _answers_agree(one: tuple[str, str], other: tuple[str, str], similarity: flo
     return SequenceMatcher(None, first, second, autojunk=False).ratio() >= similarity
 
 
-VERDICT_TOKENS = 1024
-"""Additional tokens for the arbiter's reply, beyond those of the answer."""
-
-STRAYED = 240
-"""Number of characters without a choice after which a reply that does not start with reasoning is
-stopped.
-"""
-
-VerdictScript = Generator[list[AgentCall], list[AgentAnswer], Verdict]
-
-
-def synthesize_answer(
-    judging: JudgingRound, reviews: Sequence[str] = (), order: Sequence[int] = ()
-) -> VerdictScript:
-    """The arbiter writes the answer."""
-    previous = judging.run.stages.iterations
-    write = judging.prompt_writer(
-        SYNTHESIS_PROMPT, list(judging.labels), previous=previous, reviews=reviews, order=order
-    )
-    max_tokens = judging.run.extend_limit(VERDICT_TOKENS)
-    reply = yield from judging.query_arbiter(write, parse_verdict, PARTS_FORMAT, max_tokens)
-    ranking = tuple(judging.labels[label] for label in order)
-    if reply is None:
-        return replace(
-            judging.fall_back_to_member(None, ranking or judging.rank_by_confidence()),
-            ranking=ranking,
-        )
-    if reply.found is None:
-        answer = strip_thoughts(reply.text)
-        return Verdict(
-            answer, ranking=ranking, source="fallback", raw=reply.text, finish=reply.finish
-        )
-    found: Verdict = reply.found
-    return replace(found, source=reply.source, ranking=ranking, finish=reply.finish)
-
-
-def pick_one(judging: JudgingRound, labels: Sequence[int] = ()) -> VerdictScript:
-    """The arbiter chooses one of the answers with these labels."""
-    labels = labels or list(judging.labels)
-
-    def parse_label(reply: str) -> int | None:
-        number = parse_number_pick(strip_thoughts(reply), max(labels))
-        return number if number in labels else None
-
-    max_tokens = judging.run.choice_limit(PICK_TOKENS)
-    write = judging.prompt_writer(PICK_PROMPT, labels)
-    decided = lambda said: has_number_pick(said) or strayed(said)  # noqa: E731
-    reply = yield from judging.query_arbiter(write, parse_label, PICK_FORMAT, max_tokens, decided)
-    if reply is None or reply.found is None:
-        candidates = [judging.labels[label] for label in labels]
-        return judging.fall_back_to_member(
-            reply, [index for index in judging.rank_by_confidence() if index in candidates]
-        )
-    return _chosen_verdict(judging, reply, [reply.found])
-
-
-def strayed(said: str) -> bool:
-    """Return whether a reply so far is running text without a choice, and not reasoning."""
-    return len(said) > STRAYED and not OPENING_TAG.search(said)
-
-
-def rank_answers(judging: JudgingRound) -> VerdictScript:
-    """The arbiter ranks the answers."""
-    labels = list(judging.labels)
-    least = PICK_TOKENS + 8 * len(labels)
-    max_tokens = judging.run.choice_limit(least)
-    read, write = partial(parse_ranking, labels=labels), judging.prompt_writer(RANK_PROMPT, labels)
-    reply = yield from judging.query_arbiter(write, read, RANK_FORMAT, max_tokens)
-    if reply is None or reply.found is None:
-        return judging.fall_back_to_member(reply, judging.rank_by_confidence())
-    return _chosen_verdict(judging, reply, reply.found)
-
-
-def _chosen_verdict(judging: JudgingRound, reply: ArbiterReply, labels: Sequence[int]) -> Verdict:
-    """Return the verdict of a reply that chose these labels, best first."""
-    return Verdict(
-        judging.answer_text(labels[0]),
-        ranking=tuple(judging.labels[label] for label in labels),
-        source=reply.source,
-        raw=reply.text,
-        finish=reply.finish,
-    )
-
-
 def vote_on_answers(judging: JudgingRound) -> VerdictScript:
     """Return the most frequent answer; its share of the votes is the confidence."""
     indices = sorted(judging.labels.values())
-    consortium = judging.run.consortium
     texts = [judging.answers[index].text for index in indices]
-    found = sorted(group_equal_answers(texts, consortium.options.similarity), key=len, reverse=True)
+    groups = group_equal_answers(texts, judging.run.options.similarity)
+    found = sorted(groups, key=len, reverse=True)
     order = [indices[one] for group in found for one in group]
     counts = ", ".join(f"{len(group)}" for group in found)
     share = len(found[0]) / len(indices)
@@ -192,7 +347,7 @@ def vote_on_answers(judging: JudgingRound) -> VerdictScript:
     tied = [indices[group[0]] for group in found if len(group) == len(found[0])]
     if len(tied) == 1:
         return first
-    if consortium.arbiter is None or not judging.run.has_budget():
+    if judging.run.consortium.arbiter is None or not judging.run.has_budget():
         judging.add_warning(f"the vote is tied ({counts}); using the first answer")
         return first
     labels = [label for label, index in judging.labels.items() if index in tied]
@@ -202,14 +357,26 @@ def vote_on_answers(judging: JudgingRound) -> VerdictScript:
 
 def peer_review(judging: JudgingRound) -> VerdictScript:
     """Each member reviews the others' answers, then the arbiter judges."""
+    run = judging.run
     if len(judging.labels) < 2:
         return (yield from synthesize_answer(judging))
-    reviewed = {label: _other_labels(judging, label) for label in judging.labels}
-    answers = yield _build_review_calls(judging, reviewed)
-    judging.run.stages.layers.append(answers)
+    shown: dict[int, list[int]] = {}
+    asked = []
+    for label, index in judging.labels.items():
+        member = run.participants[index]
+        # The order of the others' answers is specific to this member.
+        others = [other for other in judging.labels if other != label]
+        shown[label] = shuffle_by_key(others, f"{judging.key} {label}")
+        prompt = judging.write_prompt(REVIEW_PROMPT, shown[label])
+        turns = add_system_text(prompt, member.slot.system)
+        limit = run.extend_limit(VERDICT_TOKENS)
+        request = run.build_judging_request(member.slot, turns, limit)
+        asked.append((member.slot, member.sample, request))
+    answers = yield run.build_calls(asked, judging.number, "reviewer")
+    run.stages.layers.append(answers)
     reviews: list[str] = []
     points: dict[int, list[float]] = {label: [] for label in judging.labels}
-    for answer, others in zip(answers, reviewed.values(), strict=True):
+    for answer, others in zip(answers, shown.values(), strict=True):
         review = strip_thoughts(answer.text)
         order = sorted(others) if len(others) == 1 else parse_ranking(review, sorted(others))
         if answer.error or not review or order is None:
@@ -223,43 +390,6 @@ def peer_review(judging: JudgingRound) -> VerdictScript:
     mean = {label: sum(scores) / len(scores) if scores else 0.0 for label, scores in points.items()}
     order = sorted(mean, key=lambda label: (-mean[label], judging.labels[label]))
     return (yield from synthesize_answer(judging, reviews, order if reviews else ()))
-
-
-def _other_labels(judging: JudgingRound, label: int) -> list[int]:
-    """Return the labels of the other members' answers, in an order specific to this member."""
-    others = [other for other in judging.labels if other != label]
-    key = f"{judging.run.random_key(judging.number)} {label}"
-    return [others[index] for index in shuffled_order(len(others), key)]
-
-
-def _build_review_calls(
-    judging: JudgingRound, reviewed: Mapping[int, Sequence[int]]
-) -> list[AgentCall]:
-    """Build a call per member that answered, to review the answers shown to it."""
-    run = judging.run
-    max_tokens = run.extend_limit(VERDICT_TOKENS)
-    requests = []
-    for label, others in reviewed.items():
-        member = run.participants[judging.labels[label]]
-        turns = add_system_text(
-            run.write_within_context(judging.prompt_writer(REVIEW_PROMPT, others)),
-            member.slot.system,
-        )
-        requests.append(
-            (
-                member,
-                run.build_request(
-                    member.slot, turns, max_tokens, stop_check=run.stop_condition(), **UNCONSTRAINED
-                ),
-            )
-        )
-    numbered = number_samples(
-        [(member.slot.model, request) for member, request in requests], run.request.sample
-    )
-    return [
-        run.build_call(member.slot, request, judging.number, "reviewer", member.sample)
-        for (member, _), request in zip(requests, numbered, strict=True)
-    ]
 
 
 STRATEGY_FUNCTIONS: dict[str, Callable[[JudgingRound], VerdictScript]] = {

@@ -22,8 +22,7 @@ from swarm.errors import UserError
 from swarm.models.base import Message, Request
 from swarm.multi_agent.collaboration import stream_events
 from swarm.multi_agent.consortium.consortium import Consortium
-from swarm.multi_agent.consortium.result_json import result_to_json
-from swarm.multi_agent.consortium.results import ConsortiumTranscript, Iteration
+from swarm.multi_agent.consortium.results import ConsortiumTranscript, Iteration, result_to_json
 from swarm.multi_agent.consortium.settings import STRATEGIES
 from swarm.multi_agent.types import AgentAnswer, AgentSpec, CallStarted
 from swarm.registry.registry import model_identity
@@ -366,7 +365,7 @@ def test_who_stops_following_ends_what_comes_next() -> None:
     talk = stream_events(
         lambda watch: Consortium([slot("a", says)], arbiter).run([Request("?")], watch)
     )
-    assert isinstance(next(talk)[1], CallStarted) and asked.wait(5)
+    assert isinstance(next(talk), CallStarted) and asked.wait(5)
     talk.close()
     go.set()
     for thread in set(threading.enumerate()) - threads:

@@ -55,7 +55,7 @@ def test_a_name_that_could_be_something_else(name: Any, folder: Path) -> None:
 
 def test_a_bad_row_hides_no_other() -> None:
     ConsortiumStore().save("good", config())
-    with ConsortiumStore().database.open_transaction() as rows:
+    with ConsortiumStore().open_transaction() as rows:
         rows.execute("INSERT INTO consortia VALUES ('bad', '{', '')")
         rows.execute("INSERT INTO consortia VALUES ('worse', '{\"members\": 3}', '')")
     assert (

@@ -18,13 +18,13 @@ from swarm.multi_agent.moa import (
     AnswersPrompt,
     MixtureOfAgents,
     build_mixture,
-    find_unused_code,
     read_preset,
 )
 from swarm.multi_agent.types import (
     AgentAnswer,
     AgentSpec,
     AnswerDelta,
+    find_unused_code,
 )
 from swarm.multi_agent.types import CallStarted as AskedEvent
 
@@ -245,7 +245,6 @@ def test_the_windows_of_sequential_self_moa() -> None:
         [two] * 3 + texts[9:],
     ]
     assert found.final.text == three and mixture.calls == len(found.answers) == 15
-    assert mixture.depth == 4
     assert [answer.layer for answer in found.answers] == [1] * 12 + [2, 3, 4]
 
 
@@ -347,9 +346,9 @@ def test_events_of_one_request_come_in_order() -> None:
     (found,) = mixture.run([Request("why?")], lambda number, event: events.append(event))
     asked = [event for event in events if isinstance(event, AskedEvent)]
     assert asked == [
-        AskedEvent(1, 2, "proposer", "a", 0),
-        AskedEvent(1, 2, "proposer", "b", 0),
-        AskedEvent(2, 2, "aggregator", "z", 0),
+        AskedEvent("a", "proposer", 1, 0),
+        AskedEvent("b", "proposer", 1, 0),
+        AskedEvent("z", "aggregator", 2, 0),
     ]
     assert events[:2] == asked[:2] and events[4:] == [
         *(asked[2], AnswerDelta(Delta("x")), AnswerDelta(Delta("y")), found.layers[1][0])

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from swarm._util.replies import has_number_pick, parse_number_pick, parse_ranking, strip_thoughts
-from swarm.multi_agent.consortium.parsing import (
+from swarm.multi_agent.consortium.prompts import (
     parse_areas,
     parse_confidence,
     parse_verdict,

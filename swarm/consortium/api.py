@@ -7,7 +7,6 @@ run.
 import logging
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from swarm._util.settings import parse_settings
@@ -16,7 +15,7 @@ from swarm.errors import UserError
 from swarm.models.base import Message, Model, Request
 from swarm.models.llm import LLM
 from swarm.models.providers import Providers
-from swarm.multi_agent.consortium.consortium import Consortium, build_consortium
+from swarm.multi_agent.consortium.consortium import build_consortium
 from swarm.multi_agent.consortium.results import Iteration, result_to_json
 from swarm.multi_agent.consortium.settings import (
     UNSURE,
@@ -33,27 +32,6 @@ from swarm.registry.registry import Roster
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ConsortiumQuestion:
-    """A question to a consortium.
-
-    Attributes:
-        name: Name of the consortium, or `None`.
-        config: Its settings.
-        consortium: The model.
-        turns: The conversation; the last turn is the question.
-        request_fields: Request fields other than the prompt.
-        recorded: Record the run.
-    """
-
-    name: str | None
-    config: ConsortiumSettings
-    consortium: Consortium
-    turns: tuple[Message, ...]
-    request_fields: dict[str, Any] = field(default_factory=dict)
-    recorded: bool = True
-
-
 class QuestionInterrupted(KeyboardInterrupt):
     """A question was interrupted.
 
@@ -66,57 +44,12 @@ class QuestionInterrupted(KeyboardInterrupt):
         self.found = found
 
 
-def answer_question(question: ConsortiumQuestion, watch: OnEvent = ignore_event) -> dict[str, Any]:
-    """Answer a question; return the result including the arbiter's verbatim replies.
-
-    Raises:
-        UserError: There is no answer.
-        QuestionInterrupted: It was interrupted; the members' answers so far are recorded.
-    """
-    consortium, prompt = question.consortium, question.turns[-1].content
-    iterations: list[Iteration] = []
-    answers: list[AgentAnswer] = []
-
-    def collect_event(number: int, event: Any) -> None:
-        if isinstance(event, AgentAnswer):
-            answers.append(event)
-        elif isinstance(event, Iteration):
-            iterations.append(event)
-        watch(number, event)
-
-    request = Request(question.turns, **question.request_fields)
-    try:
-        (outcome,) = consortium.run([request], collect_event)
-    except KeyboardInterrupt:
-        found = result_to_json(consortium, prompt, iterations, answers)
-        _record_run(question, found, "stopped")
-        raise QuestionInterrupted(found) from None
-    if isinstance(outcome, UserError):
-        _record_run(question, {"original_prompt": prompt}, str(outcome))
-        raise outcome
-    found = result_to_json(consortium, prompt, outcome.iterations, outcome.answers, outcome)
-    _record_run(question, found)
-    return found
-
-
-def _record_run(question: ConsortiumQuestion, found: dict[str, Any], error: str = "") -> None:
-    """Record a run and add its id to the result; a failure to record is only logged."""
-    if not question.recorded:
-        return
-    try:
-        number = RunLog().add(question.name, question.config, found, error)
-    except UserError as why:
-        log.warning("could not record the run: %s", why)
-    else:
-        found.setdefault("metadata", {})["run"] = number
-
-
 def default_arbiter(strategy: str, members: Sequence[MemberSpec]) -> MemberSpec | None:
     """Return the default arbiter: llm-consortium's if llm has it, else the first member.
 
     For the strategy "vote" there is none.
     """
-    if strategy == "vote" or not members:
+    if strategy == "vote":
         return None
     classic = read_preset("classic").arbiter
     try:
@@ -230,12 +163,13 @@ class Orchestrator:
         config_name: Its name in recorded runs.
         members: Registry of its models.
         raw, log, temperature, max_tokens: See `create_consortium`.
+        **request_fields: Further fields of `Request`, such as `seed`.
 
     Attributes:
         consortium: The underlying model.
 
     Raises:
-        UserError: A model, a package or a key is missing.
+        UserError: A value is invalid, or a model is unknown.
     """
 
     def __init__(
@@ -247,11 +181,12 @@ class Orchestrator:
         log: bool = False,
         temperature: float | None = None,
         max_tokens: int | None = None,
+        **request_fields: Any,
     ) -> None:
         self.config, self.config_name, self.raw, self.log = config, config_name, raw, log
-        self.request_fields = {"temperature": temperature, "max_new_tokens": max_tokens}
+        limits = {"temperature": temperature, "max_new_tokens": max_tokens}
+        self.request_fields = {**limits, **request_fields}
         self.consortium = build_consortium(config, (members or MemberRegistry()).model)
-        self.consortium.check()
 
     def orchestrate(
         self, prompt: str | Sequence[Message], watch: OnEvent = ignore_event
@@ -266,20 +201,53 @@ class Orchestrator:
 
         Raises:
             UserError: There is no answer.
+            QuestionInterrupted: It was interrupted; the members' answers so far are recorded.
         """
         turns = (Message("user", prompt),) if isinstance(prompt, str) else tuple(prompt)
         if not turns or not turns[-1].content.strip():
             raise UserError(
                 "the prompt is empty; give a question, or a conversation that ends with one"
             )
-        question = ConsortiumQuestion(
-            self.config_name, self.config, self.consortium, turns, self.request_fields, self.log
+        question = turns[-1].content
+        iterations: list[Iteration] = []
+        answers: list[AgentAnswer] = []
+
+        def collect_event(number: int, event: Any) -> None:
+            if isinstance(event, AgentAnswer):
+                answers.append(event)
+            elif isinstance(event, Iteration):
+                iterations.append(event)
+            watch(number, event)
+
+        try:
+            request = Request(turns, **self.request_fields)
+            (outcome,) = self.consortium.run([request], collect_event)
+        except KeyboardInterrupt:
+            found = result_to_json(self.consortium, question, iterations, answers)
+            self._record_run(found, "stopped")
+            raise QuestionInterrupted(found) from None
+        if isinstance(outcome, UserError):
+            self._record_run({"original_prompt": question}, str(outcome))
+            raise outcome
+        found = result_to_json(
+            self.consortium, question, outcome.iterations, outcome.answers, outcome
         )
-        found = answer_question(question, watch)
+        self._record_run(found)
         if not self.raw:
             for verdict in (found["synthesis"], *(one["synthesis"] for one in found["iterations"])):
                 verdict.pop("raw_arbiter_response", None)
         return found
+
+    def _record_run(self, found: dict[str, Any], error: str = "") -> None:
+        """Record a run and add its id to the result; a failure to record is only logged."""
+        if not self.log:
+            return
+        try:
+            number = RunLog().add(self.config_name, self.config, found, error)
+        except UserError as why:
+            log.warning("could not record the run: %s", why)
+        else:
+            found.setdefault("metadata", {})["run"] = number
 
     async def aorchestrate(self, prompt: str | Sequence[Message]) -> dict[str, Any]:
         """Answer like `orchestrate`, without blocking the event loop.
@@ -355,4 +323,6 @@ def create_consortium(
         named, system_prompt, threshold, max_iterations, least, judge, **settings
     )
     check_unused_options({"confidence_threshold": confidence_threshold}, config.strategy)
-    return Orchestrator(config, config_name, registry, raw, log, temperature, max_tokens)
+    made = Orchestrator(config, config_name, registry, raw, log, temperature, max_tokens)
+    made.consortium.check()
+    return made

@@ -58,11 +58,7 @@ class ConsortiumGroup(click.Group):
         return found
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Insert `run` if the first word is not a command.
-
-        Raises:
-            click.UsageError: The first word resembles a command, or there is none.
-        """
+        """Insert `run` if the first word is not a command."""
         first = args[0] if args else ""
         if first in ctx.help_option_names or (not args and is_tty(sys.stdin)):
             return super().parse_args(ctx, args[:1])

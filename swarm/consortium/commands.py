@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -26,15 +26,13 @@ from swarm._util.terminal import (
     pluralize,
 )
 from swarm.consortium.api import (
-    ConsortiumQuestion,
     MemberRegistry,
+    Orchestrator,
     QuestionInterrupted,
-    answer_question,
     check_unused_options,
     default_arbiter,
 )
 from swarm.errors import UserError
-from swarm.models.base import Message
 from swarm.models.llm import LLM
 from swarm.models.providers import Providers
 from swarm.models.trace import Trace
@@ -131,41 +129,26 @@ def config_options(command: Callable[..., Any]) -> Callable[..., Any]:
 json_option = click.option("--json", "as_json", is_flag=True, help="Show JSON.")
 
 
-class ResolvedConfig(NamedTuple):
-    """Configuration resulting from the options.
-
-    Attributes:
-        config: The settings.
-        name: Name of the saved consortium or preset; `None` if built from options alone.
-    """
-
-    config: ConsortiumSettings
-    name: str | None
-
-
 def resolve_config(
     options: Mapping[str, Any], members: MemberRegistry, of_each: Sequence[str]
-) -> ResolvedConfig:
-    """Resolve the options: a saved consortium or a preset, overridden by the options.
+) -> tuple[ConsortiumSettings, str | None]:
+    """Return the settings of the options, and the name of the consortium that they change.
 
     Args:
         options: Options by name.
         members: Registry of model names.
         of_each: Options that become settings of each model without its own.
-
-    Raises:
-        UserError: A value is unknown or invalid.
     """
     if options["count"] and not options["models"]:
         raise UserError("--count has no effect without -m; name the members", 2)
-    settings = ConsortiumOptions.model_fields
+    known, settings = members.is_known_name, ConsortiumOptions.model_fields
     changes = {key: options[key] for key in settings if options[key] not in (None, ())}
     if options["models"]:
-        count, known = options["count"] or 1, members.is_known_name
+        count = options["count"] or 1
         changes["members"] = [parse_member(one, known, count) for one in options["models"]]
     for key in ("arbiter", "fallback"):
         if options[key]:
-            changes[key] = parse_member(options[key], members.is_known_name)
+            changes[key] = parse_member(options[key], known)
             if changes[key].count > 1:
                 raise UserError(
                     f"--{key} {options[key]}: cannot have several samples; leave the number out", 2
@@ -174,35 +157,32 @@ def resolve_config(
         changes.setdefault("strategy", "roles")
     if options["system"] is not None:
         changes["system"] = read_text_or_file(options["system"])
-    name, start = options["consortium"], None
+    name = options["consortium"]
     if not name and not options["models"]:
         name = _require_classic()
     if name:
-        start = load_config(name)
-    elif "arbiter" not in changes:
+        config = load_config(name).changed(**changes)
+    else:
         strategy = changes.get("strategy", "default")
-        changes["arbiter"] = default_arbiter(strategy, changes["members"])
-    config = start.changed(**changes) if start else parse_settings(ConsortiumSettings, changes)
+        if "arbiter" not in changes:
+            changes["arbiter"] = default_arbiter(strategy, changes["members"])
+        config = parse_settings(ConsortiumSettings, changes)
     check_unused_options(options, config.strategy)
     each = {key: options[key] for key in of_each if options[key] is not None}
 
-    def with_settings(one: MemberSpec | None) -> MemberSpec | None:
-        return one and one.model_copy(update={**each, **one.own_settings})
+    def with_settings(one: MemberSpec) -> MemberSpec:
+        return one.model_copy(update={**each, **one.own_settings})
 
-    config = config.changed(
-        members=[with_settings(one) for one in config.members],
-        arbiter=with_settings(config.arbiter),
-        fallback=with_settings(config.fallback),
+    found = config.changed(
+        members=list(map(with_settings, config.members)),
+        arbiter=config.arbiter and with_settings(config.arbiter),
+        fallback=config.fallback and with_settings(config.fallback),
     )
-    return ResolvedConfig(config, name)
+    return found, name
 
 
 def _require_classic() -> str:
-    """Return the name of the default preset.
-
-    Raises:
-        UserError: A model of it, or its key, is missing.
-    """
+    """Return the name of the default preset, whose models and keys must be there."""
     for one in read_preset("classic").agents:
         try:
             LLM(one.model).check()
@@ -220,11 +200,7 @@ FILE_NAME_PATTERN = re.compile(r"[\w.~/\\-]*\.(?:txt|md|prompt|yaml|json)")
 
 
 def read_text_or_file(given: str) -> str | None:
-    """Return a text, or the content of the file of this name; `None` if it is empty.
-
-    Raises:
-        UserError: A name of a file was meant that does not exist, or it cannot be read.
-    """
+    """Return a text, or the content of the file of this name; `None` if it is empty."""
     if given == "":
         return given
     try:
@@ -275,7 +251,10 @@ def run(ctx: click.Context, prompt: str | None, **options: Any) -> None:
     providers = Providers.load(options["providers"]) if options["providers"] else None
     members = MemberRegistry(providers, **local)
     config, name = resolve_config(options, members, ("timeout",))
-    consortium = build_consortium(config, members.model)
+    recorded = not options["no_log"]
+    request = {key: options[key] for key in ("temperature", "max_tokens", "seed")}
+    made = Orchestrator(config, name, members, raw=True, log=recorded, **request)
+    consortium = made.consortium
     origin = f"consortium {name}" if name else "as the options say"
     notes = [] if quiet else [f"{origin}: {config}"]
     notes += [f"warning: {one}" for one in (*warnings.pop_messages(), *list_doubts(config))]
@@ -288,18 +267,14 @@ def run(ctx: click.Context, prompt: str | None, **options: Any) -> None:
         print_lines(["local models are loaded at the first request"], err=True)
     if options["trace"]:
         consortium.trace = Trace(options["trace"], {"consortium": config.to_dict()})
-    request = {key: options[key] for key in ("temperature", "seed") if options[key] is not None}
-    request["max_new_tokens"] = options["max_tokens"]
-    turns, recorded = (Message("user", text),), not options["no_log"]
-    question = ConsortiumQuestion(name, config, consortium, turns, request, recorded)
-    answer: Callable[..., dict[str, Any]] = answer_question
-    if ctx.parent and ctx.parent.parent and recorded:  # a command of llm: also in llm's log
-        from swarm.consortium.llm_plugin import run_logged
-
-        answer = run_logged
     try:
         with CallProgress(lambda event: format_event(consortium, event), quiet) as progress:
-            result = answer(question, progress)
+            if ctx.parent and ctx.parent.parent and recorded:  # of llm: also in llm's log
+                from swarm.consortium.llm_plugin import run_logged
+
+                result = run_logged(made, text, progress)
+            else:
+                result = made.orchestrate(text, progress)
     except QuestionInterrupted as stopped:
         if output:
             write_json(output, stopped.found)
@@ -320,11 +295,7 @@ def run(ctx: click.Context, prompt: str | None, **options: Any) -> None:
 
 
 def read_question(prompt: str | None, stdin: bool) -> str:
-    """Return the prompt, followed by standard input.
-
-    Raises:
-        UserError: Both are empty.
-    """
+    """Return the prompt, followed by standard input; one of them must have text."""
     piped = "" if not stdin or sys.stdin is None or is_tty(sys.stdin) else sys.stdin.read()
     text = "\n\n".join(part.strip() for part in (prompt, piped) if part and part.strip())
     if not text:
@@ -397,7 +368,7 @@ def save(name: str, **options: Any) -> None:
         if found is not None and not type(found).__module__.startswith("swarm.consortium."):
             raise UserError(f"{name}: llm already has a model of this name; choose another one")
     store, members = ConsortiumStore(), MemberRegistry()
-    config = resolve_config(options, members, ("temperature", "max_tokens", "timeout")).config
+    config, _ = resolve_config(options, members, ("temperature", "max_tokens", "timeout"))
     _check_no_cycle(name, config, store)
     build_consortium(config, members.model)
     verb = "replaced" if store.save(name, config) else "saved"
@@ -406,11 +377,7 @@ def save(name: str, **options: Any) -> None:
 
 
 def _check_no_cycle(name: str, config: ConsortiumSettings, store: ConsortiumStore) -> None:
-    """Check that a consortium does not contain itself, directly or indirectly.
-
-    Raises:
-        UserError: It does.
-    """
+    """Check that a consortium does not contain itself, directly or indirectly."""
     stack, visited = [(name, config)], set()
     while stack:
         inside, one = stack.pop()

@@ -16,17 +16,12 @@ from sqlite_utils import Database
 from swarm._util.settings import Number, Positive, PositiveNumber, field_types
 from swarm._util.terminal import WarningCollector
 from swarm._util.threads import run_in_thread
-from swarm.consortium.api import (
-    ConsortiumQuestion,
-    MemberRegistry,
-    answer_question,
-    check_unused_options,
-)
+from swarm.consortium.api import MemberRegistry, Orchestrator, check_unused_options
 from swarm.errors import UserError
 from swarm.models.base import Message
 from swarm.models.cache import LOCK_TIMEOUT_S, retry_while_locked
 from swarm.multi_agent.collaboration import map_events, stream_events
-from swarm.multi_agent.consortium.consortium import build_consortium, format_event
+from swarm.multi_agent.consortium.consortium import format_event
 from swarm.multi_agent.consortium.settings import ConsortiumOptions, ConsortiumSettings
 from swarm.multi_agent.types import OnEvent
 
@@ -34,13 +29,8 @@ log = logging.getLogger(__name__)
 
 StreamEvents = Generator[StreamEvent, None, None]
 
-REQUEST_FIELDS = {
-    "temperature": "temperature",
-    "max_tokens": "max_new_tokens",
-    "timeout": "timeout",
-    "seed": "seed",
-}
-"""Options that are request fields, with their names there."""
+REQUEST_FIELDS = ("temperature", "max_tokens", "timeout", "seed")
+"""Options that are fields of a request."""
 
 
 def _build_options() -> Any:
@@ -81,32 +71,26 @@ class _SavedConsortium:
     def __str__(self) -> str:
         return f"Consortium: {self.model_id}"
 
-    def _build_question(self, prompt: llm.Prompt) -> ConsortiumQuestion:
-        """Build the question of an llm prompt.
-
-        Raises:
-            UserError: The prompt is empty, an option is invalid, or a member does not exist.
-        """
+    def _prepare(self, prompt: llm.Prompt) -> tuple[Orchestrator, tuple[Message, ...]]:
+        """Return what answers an llm prompt, and its conversation."""
         given = {key: value for key, value in dict(prompt.options).items() if value is not None}
-        asked = {REQUEST_FIELDS[key]: given[key] for key in given if key in REQUEST_FIELDS}
         changes = {key: given[key] for key in given if key in ConsortiumOptions.model_fields}
         turns, system = _split_prompt(prompt)
         if system := given.get("system_prompt") or system:
             changes["system"] = system
         config = self.config.changed(**changes)
         check_unused_options(given, config.strategy, "-o ")
-        consortium = build_consortium(config, self._member_registry.model)
-        consortium.check()
-        asked.setdefault("max_new_tokens", None)
-        return ConsortiumQuestion(self.model_id, config, consortium, turns, asked)
+        request = {key: given[key] for key in REQUEST_FIELDS if key in given}
+        made = Orchestrator(
+            config, self.model_id, self._member_registry, raw=True, log=True, **request
+        )
+        made.consortium.check()
+        return made, turns
 
     def _stream_events(self, prompt: llm.Prompt, stream: bool, response: Any) -> StreamEvents:
         """Yield progress as reasoning and then the answer; store details in the response.
 
         Warnings stand in the reasoning where they came up; without reasoning they are logged.
-
-        Raises:
-            llm.ModelError: There is no answer.
         """
         shown = not prompt.hide_reasoning
         warnings, printed = WarningCollector(), set[str]()
@@ -122,13 +106,13 @@ class _SavedConsortium:
 
         def run_question(watch: OnEvent) -> dict[str, Any]:
             def forward(number: int, event: Any) -> None:
-                watch(number, [*new_warnings(), format_event(question.consortium, event)])
+                watch(number, [*new_warnings(), format_event(made.consortium, event)])
 
-            return answer_question(question, forward)
+            return made.orchestrate(turns, forward)
 
         failure = None
         try:
-            question = self._build_question(prompt)
+            made, turns = self._prepare(prompt)
             with warnings if stream and shown else nullcontext():
                 found = yield from map_events(stream_events(run_question), to_event)
         except UserError as error:
@@ -164,11 +148,7 @@ class AsyncConsortiumModel(_SavedConsortium, llm.AsyncModel):
 
 
 def _split_prompt(prompt: llm.Prompt) -> tuple[tuple[Message, ...], str]:
-    """Split a prompt into the conversation, ending with the question, and the system prompt.
-
-    Raises:
-        UserError: The prompt is empty.
-    """
+    """Split a prompt into the conversation, ending with the question, and the system prompt."""
     system = [prompt.system] if prompt.system else []
     turns = []
     for message in prompt.messages:
@@ -195,29 +175,24 @@ def _set_response_details(response: Any, found: dict[str, Any]) -> None:
 class _SingleRun(llm.Model):
     """A consortium created by `llm consortium`, for the one response that is logged."""
 
-    def __init__(self, question: ConsortiumQuestion, watch: OnEvent) -> None:
-        self.model_id = question.name or "consortium"
-        self.question, self.watch = question, watch
+    def __init__(self, made: Orchestrator, watch: OnEvent) -> None:
+        self.model_id, self.made, self.watch = made.config_name or "consortium", made, watch
 
     def execute(
         self, prompt: llm.Prompt, stream: bool, response: llm.Response, conversation: Any
     ) -> Iterator[str]:
         """Answer the question of the command."""
-        found = answer_question(self.question, self.watch)
+        found = self.made.orchestrate(prompt.prompt, self.watch)
         _set_response_details(response, found)
         yield found["synthesis"]["synthesis"]
 
 
-def run_logged(question: ConsortiumQuestion, watch: OnEvent) -> dict[str, Any]:
+def run_logged(made: Orchestrator, question: str, watch: OnEvent) -> dict[str, Any]:
     """Answer a question and write it to llm's log, unless that is off.
 
     A failure to log does not affect the answer.
-
-    Raises:
-        UserError: There is no answer.
     """
-    model = _SingleRun(question, watch)
-    response = model.prompt(question.turns[-1].content, system=question.config.system)
+    response = _SingleRun(made, watch).prompt(question, system=made.config.system)
     response.text()
     try:
         if not (llm.user_dir() / "logs-off").exists():

@@ -128,11 +128,7 @@ def key_rows(rows: Sequence[JsonRow]) -> dict[str, tuple[int, JsonRow]]:
 
 
 def build_answer_job(given: Options) -> OutputJob:
-    """Return the job of generating answers; a repeated instruction gets another sample.
-
-    Raises:
-        UserError: A file is invalid, or two options contradict each other.
-    """
+    """Return the job of generating answers; a repeated instruction gets another sample."""
     rows = read_json_rows(find_path(given.questions), {"instruction": str})[: given.limit]
     files = [one for one in (given.reference_paths or "").split(",") if one]
     if files and given.reference_models:
@@ -173,7 +169,9 @@ def build_answer_job(given: Options) -> OutputJob:
         notes = [f"{empty} of the answers are empty"] * bool(empty)
         return [format_usage(given.model, usage), *notes, f"wrote {given.output}"]
 
-    records = [Record((), answer(key, row, sample)) for key, (sample, row) in key_rows(rows).items()]
+    records = [
+        Record((), answer(key, row, sample)) for key, (sample, row) in key_rows(rows).items()
+    ]
     return OutputJob(records, given.output, "answers", write, wrap=wrap)
 
 
@@ -183,9 +181,6 @@ class RecordedModel(Model):
     Args:
         path: Answers in AlpacaEval's format; rows are looked up by instruction.
         rows: Instructions to answer.
-
-    Raises:
-        UserError: The file cannot be read, or lacks an instruction.
     """
 
     def __init__(self, path: str, rows: Sequence[JsonRow]) -> None:
@@ -203,7 +198,9 @@ class RecordedModel(Model):
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Return the recorded answers to the last turns; see `Model.generate`."""
-        asked = [one.prompt if isinstance(one.prompt, str) else one.prompt[-1][1] for one in requests]
+        asked = [
+            one.prompt if isinstance(one.prompt, str) else one.prompt[-1][1] for one in requests
+        ]
         return [
             Completion(self.answers[text, request.sample])
             for text, request in zip(asked, requests, strict=True)
@@ -356,9 +353,6 @@ def pair_answers(outputs: str, reference: str) -> list[JsonRow]:
     """Return the model's answers, each with the reference's to the same instruction.
 
     A numeric "difficulty" of the reference's rows is included.
-
-    Raises:
-        UserError: A file cannot be read, or the reference lacks an instruction.
     """
     own = key_rows(read_json_rows(outputs, ANSWER_FIELDS))
     others = key_rows(read_json_rows(reference, ANSWER_FIELDS))
@@ -385,11 +379,7 @@ def pair_answers(outputs: str, reference: str) -> list[JsonRow]:
 
 
 def build_judge_job(given: Options) -> OutputJob:
-    """Return the job of judging every pair in both orders.
-
-    Raises:
-        UserError: A file cannot be read, or the reference lacks an instruction.
-    """
+    """Return the job of judging every pair in both orders."""
 
     def annotate(row: JsonRow) -> RecordSteps:
         """Build a pair's row with the verdicts in both orders, and their mean preference."""
@@ -457,21 +447,13 @@ def to_alpaca_eval(row: JsonRow) -> dict[str, Any]:
 
 
 def compute_tables(given: Options) -> tuple[list[Mapping[str, Any]], list[str]]:
-    """Return the win rates of one or several folders, best first, and their table.
-
-    Raises:
-        UserError: A folder has no annotations.
-    """
+    """Return the win rates of one or several folders, best first, and their table."""
     found = [summarize_annotations(read_annotations(Path(one))) for one in given.folders]
     return rank_models(found), format_leaderboard(found)
 
 
 def read_annotations(folder: Path) -> list[JsonRow]:
-    """Read the annotations written by `judge` into a folder.
-
-    Raises:
-        UserError: There are none.
-    """
+    """Read the annotations written by `judge` into a folder."""
     if not (folder / ANNOTATIONS_FILE).is_file():
         raise UserError(
             f"{folder}: has no {ANNOTATIONS_FILE}; judge writes one, once all is judged"

@@ -196,11 +196,7 @@ def _run(form: JudgeFormat, action: str, **options: Any) -> int:
 
 
 def _load_model(name: str, given: Options) -> Model:
-    """Return a model, or a mixture of --reference-models aggregated by it.
-
-    Raises:
-        UserError: The model does not exist or is not usable, or an option has no effect.
-    """
+    """Return a model, or a mixture of --reference-models aggregated by it."""
     from swarm.registry.registry import Roster
 
     proposers = parse_counted_names(vars(given).get("reference_models", ()))

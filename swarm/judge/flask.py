@@ -42,7 +42,7 @@ from swarm.judge.pipeline import (
     fence_parts,
     group_scores,
 )
-from swarm.judge.win_rates import Average, average_scores
+from swarm.judge.win_rates import average_scores
 
 QUESTIONS_FILE = "data/questions/flask.jsonl"
 SKILLS_FILE = "data/questions/flask_skills.json"
@@ -119,11 +119,7 @@ class FlaskItem:
 
 
 def read_skills(path: str | Path) -> dict[str, Skill]:
-    """Read the skills by name, from a list of {Skill, Criteria, Scoring: {"1": ..., "5": ...}}.
-
-    Raises:
-        UserError: The file cannot be read or is invalid.
-    """
+    """Read the skills by name, from a list of {Skill, Criteria, Scoring: {"1": ..., "5": ...}}."""
     found = {}
     for row in read_json_rows(path, SKILL_FIELDS):
         if not all(isinstance(row["Scoring"].get(level), str) for level in SCORE_LEVELS):
@@ -138,9 +134,6 @@ def read_items(path: str | Path, skills: Mapping[str, Skill]) -> list[FlaskItem]
     Args:
         path: JSONL of {idx, instruction, answer, task, skill, domain, difficulty}.
         skills: Available skills.
-
-    Raises:
-        UserError: The file cannot be read or is invalid.
     """
     rows = []
     for row in read_json_rows(path):
@@ -187,9 +180,6 @@ def read_answers(paths: Iterable[str | Path]) -> dict[str, dict[QuestionId, str]
     """Read each model's answers by question; the last of rows with the same id counts.
 
     A row is {question_id, text}, optionally with "model"; the default is the file's stem.
-
-    Raises:
-        UserError: A file cannot be read or is invalid.
     """
     found: dict[str, dict[QuestionId, str]] = {}
     for path in map(Path, paths):
@@ -332,9 +322,6 @@ def compute_tables(given: Options) -> tuple[list[JsonRow], list[str]]:
 
     Averages are over all numeric scores; not applicable and unparsed ones are counted separately.
     The interval resamples questions, as the scores of one question are correlated.
-
-    Raises:
-        UserError: There are no reviews, the file is invalid, or the tables cannot be written.
     """
     reviews = read_json_rows(given.out / REVIEWS_FILE, REVIEW_ROW_FIELDS)
     found: dict[tuple[str, str], list[JsonRow]] = {}

@@ -137,9 +137,6 @@ def read_questions(
         path: JSONL of {question_id, category, turns, reference?, required_temperature?}.
         begin, end: Range of indices, from 0, end exclusive.
         references: File of answers that replace the questions' references.
-
-    Raises:
-        UserError: The file cannot be read or is invalid.
     """
     rows = index_rows(path, read_json_rows(path, QUESTION_FIELDS), "question_id")
     given = read_answers([references]) if references else {}
@@ -172,11 +169,7 @@ def _are_texts(value: Any, blank: bool = True) -> bool:
 
 
 def read_answers(paths: Iterable[str | Path]) -> dict[str, dict[QuestionId, tuple[str, ...]]]:
-    """Read the answers of each model to each question, by turn: the first choice, the last row.
-
-    Raises:
-        UserError: A file cannot be read or is invalid.
-    """
+    """Read the answers of each model to each question, by turn: the first choice, the last row."""
     found: dict[str, dict[QuestionId, tuple[str, ...]]] = {}
     for path in paths:
         rows = rows_by_key(("question_id", "model_id"), read_json_rows(path, ANSWER_FIELDS))
@@ -226,9 +219,7 @@ def build_answer_job(given: Options) -> OutputJob:
     return OutputJob(records, given.output, "answers", fields=("question_id", "model_id"))
 
 
-def _ask(
-    question: MTBenchQuestion, answers: Sequence[str], choice: int, given: Options
-) -> Request:
+def _ask(question: MTBenchQuestion, answers: Sequence[str], choice: int, given: Options) -> Request:
     """Build the request of the turn that follows these answers."""
     prompt = [Message("user", question.turns[0])]
     for answer, next_ in zip(answers, question.turns[1:], strict=False):
@@ -350,11 +341,7 @@ ROW_FIELDS: Mapping[str, FieldTypes] = {
 
 
 def build_judge_job(given: Options) -> OutputJob:
-    """Return the job of grading every turn of every answer, or of comparing pairs of answers.
-
-    Raises:
-        UserError: A file is invalid, or the baseline has no answers.
-    """
+    """Return the job of grading every turn of every answer, or of comparing pairs of answers."""
     questions = _load_questions(given, given.references)
     answers = read_answers(list_files(given.answers))
     kind, baseline = JUDGING_MODES[given.mode], _resolve_baseline(given)
@@ -388,11 +375,7 @@ def build_judge_job(given: Options) -> OutputJob:
 
 
 def _resolve_baseline(given: Options) -> str | None:
-    """Return the baseline model, in the mode that has one.
-
-    Raises:
-        UserError: It is missing there, or given in another mode.
-    """
+    """Return the baseline model, in the mode that has one."""
     expected = given.mode == "pairwise-baseline"
     if given.baseline and not expected:
         raise UserError(f"--baseline has no place in --mode {given.mode}")
@@ -402,11 +385,7 @@ def _resolve_baseline(given: Options) -> str | None:
 
 
 def list_matches(models: Sequence[str], baseline: str | None) -> list[tuple[str, ...]]:
-    """Return the pairs of models to compare.
-
-    Raises:
-        UserError: There are fewer than two models, or the baseline is not among them.
-    """
+    """Return the pairs of models to compare."""
     names = sorted(models)
     if baseline is not None and baseline not in names:
         raise UserError(
@@ -507,9 +486,6 @@ def compute_tables(given: Options) -> tuple[list[JsonRow], list[str]]:
     orders as a tie, and the row also has {wins, ties, losses, turned}: the counts, and the number
     of ties that are disagreements. Unparsed verdicts are excluded from averages. With a baseline,
     only comparisons with it count, without its own rows.
-
-    Raises:
-        UserError: There are no judgements, or a file is invalid.
     """
     kind, baseline = JUDGING_MODES[given.mode], _resolve_baseline(given)
     latest: dict[tuple[Any, ...], JsonRow] = {}

@@ -111,11 +111,7 @@ class OutputJob:
 
 
 def run_job(job: OutputJob, model: Model, name: str, batch: int = BATCH_SIZE) -> int:
-    """Send a job's requests, write its output, print a report, and return the exit code.
-
-    Raises:
-        UserError: A file cannot be read or written.
-    """
+    """Send a job's requests, write its output, print a report, and return the exit code."""
     replies, rows, gone = collect_rows(model, name, job.records, job.output, batch)
     report = replies.format_report(job.noun)
     if job.fields:
@@ -140,9 +136,6 @@ def collect_rows(
 
     Returns:
         The results, the rows, and the identities of the records without one.
-
-    Raises:
-        UserError: Two requests have the same key, or the journal cannot be read or written.
     """
     results, rows = BatchResult(), dict[int, JsonRow]()
     replies: dict[int, Any] = dict.fromkeys(range(len(records)))  # `None` starts a generator
@@ -186,9 +179,6 @@ def send_requests(
         requests: Requests by a key that is unique in the journal, such as a question's id.
         output: Output file of the answers; the journal is beside it.
         batch: Number of requests per batch.
-
-    Raises:
-        UserError: The journal cannot be read or written; nothing is sent then.
     """
     from swarm.registry.registry import model_identity
 

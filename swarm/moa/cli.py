@@ -163,11 +163,7 @@ def _is_local(model: str) -> bool:
 
 
 def _read_question(question: str | None, options: Mapping[str, Any]) -> str | None:
-    """Return the single question; `None` for a chat.
-
-    Raises:
-        UserError: It is empty, or an option is for a chat only.
-    """
+    """Return the single question; `None` for a chat."""
     if question == "-" or (question is None and not is_tty(sys.stdin)):
         question = sys.stdin.read() if sys.stdin else ""
     if question is None:
@@ -180,11 +176,7 @@ def _read_question(question: str | None, options: Mapping[str, Any]) -> str | No
 
 
 def build_settings(options: Mapping[str, Any]) -> tuple[MixtureSettings, str]:
-    """Return the settings of the command, and where they come from.
-
-    Raises:
-        UserError: An option has no effect, or the preset does not exist.
-    """
+    """Return the settings of the command, and where they come from."""
     start, origin = _find_start(options)
     given = {**(dict(start) if start else {}), **_given(options, (*DIRECT_OPTIONS, "fallback"))}
     if pairs := parse_counted_names(options["reference_models"]):
@@ -234,11 +226,7 @@ def _find_start(options: Mapping[str, Any]) -> tuple[MixtureSettings | None, str
 
 
 def _check_unused_options(options: Mapping[str, Any], mixture: MixtureSettings) -> None:
-    """Check that all options affect this mixture.
-
-    Raises:
-        UserError: An option has no effect.
-    """
+    """Check that all options affect this mixture."""
     names = [str(agent.model) for agent in mixture.agents]
     remote = any(not name.startswith(("local/", "function/", "llm/")) for name in names)
     useless = {
@@ -252,11 +240,7 @@ def _check_unused_options(options: Mapping[str, Any], mixture: MixtureSettings) 
 
 
 def load_providers(options: Mapping[str, Any]) -> Providers:
-    """Load the endpoints, with the concurrency limit of the command line if given.
-
-    Raises:
-        UserError: The file is invalid.
-    """
+    """Load the endpoints, with the concurrency limit of the command line if given."""
     found = Providers.load(options["providers"])
     number = options["num_proc"]
     if not number:

@@ -78,7 +78,11 @@ def test_a_run_is_recorded_whole() -> None:
     assert run["result"]["synthesis"]["raw_arbiter_response"] == judged(0.95)
 
 
-def test_runs_are_listed_the_newest_first_by_day_and_by_name() -> None:
+def test_runs_are_listed_the_newest_first_by_day_and_by_name(folder: Path) -> None:
+    assert RunLog().list() == []
+    with pytest.raises(UserError, match="abc: no run with this id"):
+        RunLog().get("abc")
+    assert not folder.exists(), "reading makes no file"
     for n, name in enumerate(("x", "y", "x")):
         RunLog().add(name, config(), {"original_prompt": str(n)}, "e")
     prompts = lambda **how: [run["prompt"] for run in RunLog().list(**how)]  # noqa: E731
@@ -88,16 +92,7 @@ def test_runs_are_listed_the_newest_first_by_day_and_by_name() -> None:
     assert json.dumps(RunLog().list())
     with pytest.raises(UserError, match="since: 'yesterday' is not a date"):
         RunLog().list(since="yesterday")
-
-
-def test_no_run_is_made_by_reading(folder: Path) -> None:
-    assert RunLog().list() == []
-    with pytest.raises(UserError, match="abc: no run with this id"):
-        RunLog().get("abc")
-    assert not folder.exists()
-
-
-def test_half_a_character_costs_no_answer() -> None:
+    # Half a character costs no answer.
     settings = parse_settings(ConsortiumSettings, {"members": ["a"], "strategy": "vote"})
     number = RunLog().add(None, settings, came(settings, {"a": "so \ud800"}, "why \udc80"))
     found = RunLog().get(number)
@@ -133,54 +128,38 @@ def test_threads_and_processes_record_at_the_same_time(tmp_path: Path) -> None:
 
 
 def test_the_arguments_of_older_programs() -> None:
+    pieces = "function/fake_models:pieces"
+    same: dict[str, Any] = {"arbiter": VOICE, "max_iterations": 4, "quorum": 2}
     made = create_consortium(
-        models=[f"{VOICE}:1", "function/fake_models:pieces"],
+        models=[f"{VOICE}:1", pieces],
         confidence_threshold=99,
-        max_iterations=4,
         minimum_iterations=2,
-        arbiter=VOICE,
         system_prompt="Be brief.",
         default_count=3,
         raw=True,
         judging_method="rank",
-        quorum=2,
+        **same,
     )
-    same = config(
-        members=[f"{VOICE}:1", "function/fake_models:pieces:3"],
-        arbiter=VOICE,
-        strategy="rank",
-        confidence_threshold=0.99,
-        max_iterations=4,
-        min_iterations=2,
-        system="Be brief.",
-        quorum=2,
-    )
-    assert dict(made.config) == dict(same)
+    same |= {"strategy": "rank", "confidence_threshold": 0.99, "min_iterations": 2}
+    expected = config(members=[f"{VOICE}:1", f"{pieces}:3"], system="Be brief.", **same)
+    assert dict(made.config) == dict(expected)
     assert create_consortium([VOICE], arbiter=VOICE, system="Be kind.").config.system == "Be kind."
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
+    wrong: tuple[tuple[dict[str, Any], str], ...] = (
         ({"models": VOICE}, "must be a list of at least one name"),
         ({"models": []}, "must be a list of at least one name"),
         ({"arbiter": VOICE, "quorom": 2}, "quorom: no such key; did you mean quorum"),
         ({"arbiter": "function/fake_models:nobody"}, "fake_models has no function nobody"),
-    ],
-)
-def test_what_cannot_be_made_is_told_before_anything_is_asked(
-    settings: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(UserError, match=words):
-        create_consortium(**{"models": [VOICE], **settings})
+    )
+    for settings, words in wrong:
+        with pytest.raises(UserError, match=words):
+            create_consortium(**{"models": [VOICE], **settings})
 
 
 def test_prompts_are_answered_for_themselves_and_unrecorded(folder: Path) -> None:
     made = create_consortium([VOICE], arbiter=VOICE, max_iterations=1, raw=True)
     first = made.orchestrate("seventeen")
-    second = made.orchestrate(
-        (Message("user", "two"), Message("assistant", "so"), Message("user", "three"))
-    )
+    turns = (Message("user", "two"), Message("assistant", "so"), Message("user", "three"))
+    second = made.orchestrate(turns)
     assert first["original_prompt"] == "seventeen" and second["original_prompt"] == "three"
     told = second["model_responses"][0]["response"]
     assert "three" in told and "two" in told and "seventeen" not in told
@@ -239,8 +218,7 @@ def test_it_works_beside_a_running_loop() -> None:
 @pytest.fixture
 def talker(folder: Path) -> Iterator[Any]:
     model = fake_models.llm_model()
-    tagged = fake_models.llm_model("x:8")
-    with fake_models.in_llm(model, tagged):
+    with fake_models.in_llm(model, fake_models.llm_model("x:8")):
         yield model
 
 
@@ -258,12 +236,8 @@ def test_a_name_alone_is_llms_model_then_a_saved_one_then_the_rosters(
     assert isinstance(members.model(VOICE), FunctionModel)
     assert isinstance(members.model("mine"), Consortium)
     assert members.model("mine") is members.model("consortium/mine") is members.model("llm/mine")
-    assert [members.is_known_name(name) for name in ("x:8", "llm/x:8", "mine", "y:8")] == [
-        1,
-        1,
-        1,
-        0,
-    ]
+    assert all(map(members.is_known_name, ("x:8", "llm/x:8", "mine")))
+    assert not members.is_known_name("y:8")
     assert isinstance(Roster().model("talker"), OpenAI)
     anywhere = Roster(cache=None).model("consortium/mine")
     assert isinstance(anywhere, Consortium) and isinstance(anywhere.members[0], LLM)
@@ -274,6 +248,5 @@ def test_a_name_alone_is_llms_model_then_a_saved_one_then_the_rosters(
 def test_without_llm_its_models_are_the_rosters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llm", None)
     monkeypatch.setenv("OPENAI_API_KEY", fake_models.KEY)
-    assert isinstance(
-        MemberRegistry().model("gpt-4o"), OpenAI
-    ) and not MemberRegistry().is_known_name("gpt-4o")
+    assert isinstance(MemberRegistry().model("gpt-4o"), OpenAI)
+    assert not MemberRegistry().is_known_name("gpt-4o")

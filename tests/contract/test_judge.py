@@ -16,131 +16,83 @@ from swarm.models.openai import OpenAI
 from swarm.models.rate_limit import Limits
 from swarm.scorers.llm_judge import LLMJudge, format_prompt
 
-RATINGS: dict[str, float | None] = {
-    **dict.fromkeys(
-        (
-            "8",
-            "8/10",
-            "**8/10**",
-            "Rating: 8",
-            "Rating: 8/10",
-            "rating is 8.0",
-            "**Rating:** 8",
-            "__8__ / __10__",
-            '{"rating": 8}',
-            '{"rating": "8", "reason": "3 typos"}',
-            '```json\n{"score": 8.0}\n```',
-            "8 out of 10",
-            "I would rate this answer 8 out of 10.",
-            "Rating (1-10): 8",
-            "Score = 8 (out of 10)",
-            "Rating: 8/10\n\nIt has 2 or 3 small errors.",
-            "8\n\nThe text lists 5 steps and 12 tips.",
-            "８／１０",
-            "I rate it 8/10, for it is better than most, which get a 5.",
-            "Overall: 8 of 10",
-            "Rating: 8/10. Rating: 8",
-            "Rating\n8",
-            "- Rating: `8`",
-            "1. Clear.\n2. Correct.\nRating: 8/10",
-            "### Rating\n\n**8**/10",
-            "٨/10",
-            "Rating of 8 because 90% is right",
-            "rating: 08/10",
-            "Score (out of 10): 8",
-            "My score, out of 10, is 8.",
-            "**Score (max 10):** 8",
-            "Rating out of 10: 8",
-            "Score (0-10): 8",
-            "Rating: 8.0/10.0",
-            "Score (/10): 8",
-            "Score (of 10): 8",
-            "The score is 8 (out of 10)",
-            "With its 3 errors it is an 8 out of 10.",
-            "Rating (from 1 to 10): 8, for it has 3 examples.",
-            "8 / 10 is fair.",
-        ),
-        8.0,
-    ),
-    **dict.fromkeys(
-        (
-            "8.5/10",
-            "**8,5/10**",
-            "Rating: 8.50",
-            "Rating: 8.5/10.0",
-            "8.5 (out of 10.0)",
-        ),
-        8.5,
-    ),
-    **dict.fromkeys(
-        (
-            "10",
-            "10/10",
-            "Rating: 10/10!",
-            "10 out of 10.",
-            "I give it a score of 10.",
-            "Score (out of 10): 10",
-            "Rating (1-10): 10/10",
-        ),
-        10.0,
-    ),
-    **dict.fromkeys(
-        (
-            "",
-            " ",
-            "no rating",
-            "I'd give it an 8",
-            "It is a solid 8, I think.",
-            "On a scale of 1 to 10, I rate it 8.",
-            "eight",
-            "0",
-            "0/10",
-            "11",
-            "11/10",
-            "Rating: 85/100",
-            "4/5",
-            "80%",
-            "-3",
-            "Rating: -3",
-            "7-8/10",
-            "7 to 8",
-            "Rating: 7-8",
-            "between 7 or 8",
-            "8/10, no, 7/10",
-            "Rating: 8\nRating: 3",
-            "Rating: 1,000",
-            "10/10/2024",
-            "8/10/2024",
-            "1. Clear.\n2. Correct.",
-            "Rating: N/10",
-            "1-10",
-            "100",
-            "8 9",
-            "NaN/10",
-            "1e1",
-            "Rating: 3/5",
-            "8.123",
-            "99999999999",
-            "\0",
-            "½",
-            "Rating: 8/1000",
-            "I give credit for the 3 examples. Overall, good.",
-            "It has 3 examples.",
-            "8½/10",
-            "I would score it, with 10 being perfect, rather low.",
-            "nothing out of 10",
-            "Rating: 85/100.0",
-            "8/10.5",
-            "Score (out of 10): none",
-            "eight out of 10",
-        )
-    ),
-}
+# Replies, one a line; a bar stands for a new line.
+EIGHT = """\
+8
+8/10
+**8/10**
+Rating: 8
+rating is 8.0
+**Rating:** 8
+__8__ / __10__
+{"rating": 8}
+{"rating": "8", "reason": "3 typos"}
+```json|{"score": 8.0}|```
+I would rate this answer 8 out of 10.
+Rating (1-10): 8
+Score = 8 (out of 10)
+Rating: 8/10||It has 2 or 3 small errors.
+8||The text lists 5 steps and 12 tips.
+８／１０
+I rate it 8/10, for it is better than most, which get a 5.
+Overall: 8 of 10
+Rating: 8/10. Rating: 8
+Rating|8
+1. Clear.|2. Correct.|Rating: 8/10
+٨/10
+Rating of 8 because 90% is right
+My score, out of 10, is 8.
+**Score (max 10):** 8
+Score (/10): 8
+With its 3 errors it is an 8 out of 10.
+Rating (from 1 to 10): 8, for it has 3 examples."""
+
+NONE = """\
+
+no rating
+I'd give it an 8
+It is a solid 8, I think.
+On a scale of 1 to 10, I rate it 8.
+eight
+0
+11/10
+Rating: 85/100
+4/5
+80%
+Rating: -3
+7-8/10
+Rating: 7-8
+between 7 or 8
+8/10, no, 7/10
+Rating: 8|Rating: 3
+Rating: 1,000
+8/10/2024
+1. Clear.|2. Correct.
+Rating: N/10
+1-10
+8 9
+NaN/10
+1e1
+Rating: 3/5
+8.123
+99999999999
+\0
+½
+I give credit for the 3 examples. Overall, good.
+8½/10
+I would score it, with 10 being perfect, rather low.
+Rating: 85/100.0
+8/10.5
+Score (out of 10): none"""
 
 
-@pytest.mark.parametrize(("reply", "value"), RATINGS.items())
-def test_ratings_are_read(reply: str, value: float | None) -> None:
-    assert parse_rating(reply) == value
+def test_ratings_are_read() -> None:
+    wanted: dict[str, float | None] = dict.fromkeys(EIGHT.split("\n"), 8.0)
+    wanted |= dict.fromkeys(("8.5/10", "**8,5/10**", "Rating: 8.50", "8.5 (out of 10.0)"), 8.5)
+    wanted |= dict.fromkeys(("10", "10/10", "Rating: 10/10!", "Score (out of 10): 10"), 10.0)
+    wanted |= dict.fromkeys(NONE.split("\n"))
+    read = {reply: parse_rating(reply.replace("|", "\n")) for reply in wanted}
+    assert read == wanted
 
 
 def test_reasoning_between_tags_is_no_verdict() -> None:
@@ -172,12 +124,8 @@ def test_the_value_is_a_tenth_of_the_rating(tmp_path: Path) -> None:
     assert [score.value for score in scores] == [0.9, 0.2, 0.9]
     assert [score.answer for score in scores] == [texts[0], "nonsense", texts[2]]
     assert scores[1].text == "nonsense"
-    assert scores[0].measures == {
-        "rating": 9.0,
-        "judge_prompt_tokens": 100.0,
-        "judge_new_tokens": 5.0,
-        "judge_cost": pytest.approx(0.0015),
-    }
+    spent = {"judge_prompt_tokens": 100.0, "judge_new_tokens": 5.0, "judge_cost": 0.0015}
+    assert scores[0].measures == pytest.approx({"rating": 9.0, **spent})
 
 
 def test_the_judge_is_asked_about_each_text_once(tmp_path: Path) -> None:
@@ -189,9 +137,9 @@ def test_the_judge_is_asked_about_each_text_once(tmp_path: Path) -> None:
         assert len(server.asked) == 5
         judge(server, tmp_path).score(items[:1], ["another text"])
         assert len(server.asked) == 6
-        assert {material(asked) for asked in server.asked} == {
-            (item["prompt"], text) for item, text in zip(items, texts, strict=True)
-        } | {(items[0]["prompt"], "another text")}
+        shown = {(item["prompt"], item["answer"]) for item in items}
+        shown.add((items[0]["prompt"], "another text"))
+        assert {material(asked) for asked in server.asked} == shown
 
 
 def test_what_is_judged_stands_in_a_fence_that_it_cannot_close() -> None:
@@ -225,21 +173,24 @@ def test_a_reply_without_a_rating_is_repaired_once() -> None:
     assert "rating" not in scores[2].measures and scores[2].text == texts[2]
 
 
-def test_a_text_that_the_judge_refuses_is_unparsed() -> None:
+def test_a_refused_text_is_unparsed_and_a_judge_that_stays_away_one_line(tmp_path: Path) -> None:
     refusal = Reply({"error": {"message": "unsafe", "code": "content_filter"}}, 400)
     with endpoint(in_turn(refusal)) as server:
-        items, texts = pairs(2)
-        assert [s.answer for s in judge(server).score(items, texts)] == [None, None]
-
-
-def test_a_judge_that_stays_away_is_one_line(tmp_path: Path) -> None:
-    with endpoint(in_turn(Reply({"error": "broken"}, 500))) as server:
+        assert [score.answer for score in judge(server).score(*pairs(2))] == [None, None]
+        server.answer = in_turn(Reply({"error": "broken"}, 500))
         mine = judge(server, tmp_path, limits=Limits(retries=1))
         words = r"^the judge failed: small \(http\S+\): 500 .*: broken; 2 attempts; .*resumes"
         with pytest.raises(UserError, match=words):
             mine.score(*pairs(3))
         server.answer = rated
         assert [score.value for score in mine.score(*pairs(3))] == [0.9] * 3
+
+
+class Fixed(Model):
+    """Any model can judge: this one has no key and needs no opening."""
+
+    def generate(self, requests: Any) -> list[Completion]:
+        return [Completion("7/10") for _ in requests]
 
 
 def test_what_is_needed_is_looked_for_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,22 +203,10 @@ def test_what_is_needed_is_looked_for_first(monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(UserError, match=f"scorer.{next(iter(wrong))}"):
             LLMJudge(OpenAI("small"), **wrong)  # type: ignore[arg-type]
     mine = LLMJudge(OpenAI("small"), question="asked")
-    assert (
-        mine.item_error({"prompt": "a"}) == 'it has no "asked", but "prompt"'
-        and mine.item_error({"asked": "a"}) is None
-    )
+    assert mine.item_error({"prompt": "a"}) == 'it has no "asked", but "prompt"'
+    assert mine.item_error({"asked": "a"}) is None
     assert mine.highest == 1.0 and mine.votes is False
-
-
-class Fixed(Model):
-    """Any model can judge: this one has no key and needs no opening."""
-
-    def generate(self, requests: Any) -> list[Completion]:
-        return [Completion("7/10") for _ in requests]
-
-
-def test_any_model_may_judge() -> None:
-    mine = LLMJudge(Fixed())
-    mine.check()
-    mine.open("cpu")
-    assert [score.value for score in mine.score(*pairs(2))] == [0.7, 0.7]
+    any_model = LLMJudge(Fixed())
+    any_model.check()
+    any_model.open("cpu")
+    assert [score.value for score in any_model.score(*pairs(2))] == [0.7, 0.7]

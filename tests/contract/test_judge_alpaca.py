@@ -13,18 +13,15 @@ from endpoints import Asked, Endpoint, Reply, chat, endpoint
 from swarm._util.jsonl import read_json_rows
 from swarm.errors import UserError
 from swarm.judge.alpaca_eval import (
-    read_annotations,
-)
-from swarm.judge.cli import main
-from swarm.judge.alpaca_eval import (
     ORDERS,
-
     PairVerdict,
     build_requests,
     mean_preference,
     orders_disagree,
     parse_verdict,
+    read_annotations,
 )
+from swarm.judge.cli import main
 from swarm.judge.pipeline import send_requests
 from swarm.judge.win_rates import length_controlled_win_rate, mean_win_rate
 from swarm.models.base import Completion, Message, Model, Request, Token

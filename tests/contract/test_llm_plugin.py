@@ -100,30 +100,16 @@ def test_a_conversation_goes_on_and_all_of_them_know_it(home: Path) -> None:
 
 def test_system_and_options_are_applied(home: Path) -> None:
     ConsortiumStore().save("council", council(BLUE, GREEN, system="Old words."))
-    fine(
-        "-m",
-        "council",
-        "Why?",
-        "-s",
-        "Speak as a pirate.",
-        "-o",
-        "min_iterations",
-        "2",
-        "-o",
-        "confidence_threshold",
-        "10",
-    )
+    pirate, asked = "Speak as a pirate.", ("-m", "council", "Why?")
+    fine(*asked, "-s", pirate, "-o", "min_iterations", "2", "-o", "confidence_threshold", "10")
     blue = [text for name, text in consortium_members.heard if name == "blue"]
-    assert len(blue) == 2 and all("Speak as a pirate." in text for text in blue)
+    assert len(blue) == 2 and all(pirate in text for text in blue)
     assert "Old words." not in str(consortium_members.heard)
-    assert any(
-        name == "judge" and "Speak as a pirate." in text for name, text in consortium_members.heard
-    )
+    assert any(name == "judge" and pirate in text for name, text in consortium_members.heard)
     consortium_members.heard.clear()
-    fine("-m", "council", "Why?", "-o", "strategy", "vote", "-o", "max_iterations", "1")
-    assert (
-        "Old words." in consortium_members.heard[0][1] and RunLog().list()[0]["strategy"] == "vote"
-    )
+    fine(*asked, "-o", "strategy", "vote", "-o", "max_iterations", "1")
+    assert "Old words." in consortium_members.heard[0][1]
+    assert RunLog().list()[0]["strategy"] == "vote"
     for option, told in (
         (("strategy", "nope"), "Input should be 'default', 'pick-one'"),
         (("budget", "1"), "the first iteration takes 3 calls"),
@@ -132,7 +118,7 @@ def test_system_and_options_are_applied(home: Path) -> None:
         (("max_iterations", "0"), "max_iterations"),
         (("colour", "1"), "colour"),
     ):
-        done = typed("-m", "council", "Why?", "-o", *option)
+        done = typed(*asked, "-o", *option)
         assert done.exit_code == 1 and told in done.stderr and done.stdout.strip() == ""
 
 
@@ -197,13 +183,9 @@ def test_nothing_is_asked_and_turns_of_tools(home: Path) -> None:
         done = typed(*words, " ")
         assert done.exit_code == 1 and "Error: the prompt is empty" in done.stderr
     assert not consortium_members.heard
-    tools = [
-        llm.user("What time is it?"),
-        llm.assistant(ToolCallPart(name="clock")),
-        llm.tool_message(ToolResultPart(name="clock", output="12")),
-        llm.assistant("Noon."),
-        llm.user("Sure?"),
-    ]
+    clock = (ToolCallPart(name="clock"), ToolResultPart(name="clock", output="12"))
+    tools = [llm.user("What time is it?"), llm.assistant(clock[0]), llm.tool_message(clock[1])]
+    tools += [llm.assistant("Noon."), llm.user("Sure?")]
     assert llm.get_model("council").prompt(messages=tools).text() == "answer 1"
     blue = next(text for name, text in consortium_members.heard if name == "blue")
     assert blue.endswith("user: What time is it?\nassistant: Noon.\nuser: Sure?")
@@ -242,18 +224,8 @@ def test_names_of_other_models_are_left_to_them(home: Path) -> None:
 
 def test_a_tag_is_part_of_a_name_that_llm_knows(home: Path) -> None:
     with fake_models.in_llm(fake_models.llm_model("qwen2:7b"), fake_models.llm_model("x:8")):
-        done = fine(
-            "consortium",
-            "--dry-run",
-            "-m",
-            "qwen2:7b",
-            "-m",
-            "x:8",
-            "-m",
-            "x:8:2",
-            "--arbiter",
-            "qwen2:7b",
-        )
+        words = "consortium --dry-run -m qwen2:7b -m x:8 -m x:8:2 --arbiter qwen2:7b"
+        done = fine(*words.split())
         assert "members qwen2:7b, x:8 x 3; arbiter qwen2:7b" in done.stdout
         fine("consortium", "save", "council", "-m", "qwen2:7b:2", "-m", BLUE, "--arbiter", JUDGE)
         assert fine("-m", "council", "Why?", "-o", "max_iterations", "1").stdout == "answer 1\n"
@@ -281,10 +253,8 @@ def test_whatever_is_wrong_with_the_file_llm_goes_on(home: Path) -> None:
     assert done.stdout == "answer 1\n" and done.stderr.count("the consortium bad cannot be") == 1
     (home / "logs.db").write_bytes(b"no database" * 100)
     done = fine("consortium", "Why?", "--consortium", "council")
-    assert (
-        done.stdout == "answer 2\n"
-        and ("could not log to llm's database: file is no") in done.stderr
-    )
+    assert done.stdout == "answer 2\n"
+    assert "could not log to llm's database: file is no" in done.stderr
     for file in home.glob("consortium.db*"):
         file.unlink()
     (home / "consortium.db").write_bytes(b"no database" * 100)

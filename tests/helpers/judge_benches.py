@@ -47,6 +47,11 @@ def command(*words: object) -> int:
     return main([str(word) for word in words])
 
 
+def typed(words: str) -> int:
+    """Run a command line of words without spaces; its exit code."""
+    return main(words.split())
+
+
 def refused(capsys: pytest.CaptureFixture[str], bench: str, *words: object) -> str:
     """The one line with which `generate` ends, before anybody is asked."""
     assert command(bench, "generate", "--model", "x", "--output", "o.jsonl", *words) == 1

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fake_agents import slot, speaker, whole
@@ -57,11 +57,6 @@ def shown(request: Request) -> dict[int, str]:
         return {}
     pattern = rf'<answer-{code[1]} number="(\d+)">\n(.*?)\n</answer-{code[1]}>'
     return {int(number): one for number, one in re.findall(pattern, text, re.DOTALL)}
-
-
-def by_choice(best: Callable[[dict[int, str]], Any], name: str = "arbiter") -> AgentSpec:
-    """A speaker that replies with what the function makes of the answers it is shown."""
-    return slot(name, lambda request: str(best(shown(request))))
 
 
 def heard(one: AgentSpec) -> list[str]:

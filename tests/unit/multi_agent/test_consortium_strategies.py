@@ -1,20 +1,12 @@
 """The strategies of a consortium: who is asked what, and which answer comes of it."""
 
 import re
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from fake_agents import slot, speaker
-from small_consortia import (
-    DEAD,
-    by_choice,
-    confidences,
-    deliberation,
-    heard,
-    judge,
-    shown,
-    written,
-)
+from small_consortia import DEAD, confidences, deliberation, heard, judge, shown, written
 
 from swarm.models.base import Request
 from swarm.multi_agent.consortium.consortium import Consortium
@@ -31,6 +23,18 @@ def number_of(text: str, answers: dict[int, str]) -> int:
     return next(number for number, one in answers.items() if one == text)
 
 
+def by_choice(best: Callable[[dict[int, str]], Any]) -> AgentSpec:
+    """An arbiter that replies with what the function makes of the answers it is shown."""
+    return slot("arbiter", lambda request: str(best(shown(request))))
+
+
+def ranking(texts: Sequence[str]) -> Callable[[dict[int, str]], str]:
+    """Ranks those of these answers that it is shown, in this order."""
+    return lambda answers: " > ".join(
+        str(number_of(text, answers)) for text in texts if text in answers.values()
+    )
+
+
 # pick-one and rank
 
 
@@ -45,11 +49,7 @@ def test_pick_one_gives_the_chosen_answer_word_by_word(seed: int) -> None:
     assert verdict.confidence is None and verdict.ranking == (1,)
     assert "<synthesis>" not in heard(arbiter)[0]
     (request,) = speaker(arbiter).heard
-    assert (
-        request.stop_check is not None
-        and request.stop_check("2\n")
-        and not request.stop_check("well")
-    )
+    assert request.stop_check and request.stop_check("2\n") and not request.stop_check("well")
 
 
 def test_a_choice_that_cannot_be_read_is_asked_for_again_and_then_the_surest_is_taken() -> None:
@@ -108,14 +108,9 @@ def test_a_tie_that_nobody_decides_stays_among_the_tied() -> None:
 
 def test_votes_may_be_alike() -> None:
     members = fixed(a="the tall red house", b="Lyon", c="a tall, red houses")
-    assert (
-        deliberation(Consortium(members, None, "vote", confidence_threshold=0.6))
-        .iterations[0]
-        .verdict.confidence
-    )
-    alike = deliberation(
-        Consortium(members, None, "vote", confidence_threshold=0.6, similarity=0.9)
-    )
+    how: dict[str, Any] = {"confidence_threshold": 0.6}
+    assert confidences(deliberation(Consortium(members, None, "vote", **how)))[0]
+    alike = deliberation(Consortium(members, None, "vote", similarity=0.9, **how))
     assert confidences(alike) == [pytest.approx(2 / 3)] and alike.final.text == "the tall red house"
 
 
@@ -125,44 +120,26 @@ def test_votes_may_be_alike() -> None:
 def test_elimination_drops_instances_until_some_are_left() -> None:
     number = iter(range(100))
     twice = slot("m", lambda _: f"m{next(number) % 2}", count=2)
-    others = fixed(x="x", y="y")
-    merit = ["m1", "y", "m0", "x"]
-
-    def order(answers: dict[int, str]) -> str:
-        texts = sorted(answers.values(), key=merit.index)
-        return " > ".join(str(number_of(text, answers)) for text in texts)
-
-    arbiter = by_choice(order)
-    consortium = Consortium([twice, *others], arbiter, "elimination")
+    arbiter = by_choice(ranking(["m1", "y", "m0", "x"]))
+    consortium = Consortium([twice, *fixed(x="x", y="y")], arbiter, "elimination")
     found = deliberation(consortium)
     asked = [[one.text for one in iteration.answers] for iteration in found.iterations]
     assert asked[0] == ["m0", "m1", "x", "y"] and asked[1] == ["m0", "m1", "y"]
     # The first instance has left, and the second is asked alone.
-    assert [(o.answer.name, o.instance) for o in found.iterations[2].answers] == [
-        ("m", 2),
-        ("y", 1),
-    ]
+    last = [(one.answer.name, one.instance) for one in found.iterations[2].answers]
+    assert last == [("m", 2), ("y", 1)]
     assert [one.verdict.needs_iteration for one in found.iterations] == [True, True, False]
-    assert (
-        len(found.answers) == consortium.plan_calls().minimum == consortium.plan_calls().maximum - 3
-    )
+    plan = consortium.plan_calls()
+    assert len(found.answers) == plan.minimum == plan.maximum - 3
     assert deliberation(consortium).iterations[0].answers[0].answer.name == "m"
 
 
 def test_who_fails_leaves_first_and_several_may_leave_at_once() -> None:
-    members = [slot("a", "A"), slot("b", DEAD), slot("c", "C"), slot("d", "D")]
-
-    def order(answers: dict[int, str]) -> str:
-        return " > ".join(
-            str(number_of(text, answers)) for text in "DCA" if text in answers.values()
-        )
-
-    one = deliberation(Consortium(members, by_choice(order), "elimination", keep=3))
+    members, arbiter = fixed(a="A", b=DEAD, c="C", d="D"), by_choice(ranking("DCA"))
+    one = deliberation(Consortium(members, arbiter, "elimination", keep=3))
     assert [len(iteration.answers) for iteration in one.iterations] == [4, 3]
     assert [o.text for o in one.iterations[1].answers] == ["A", "C", "D"]
-    several = deliberation(
-        Consortium(members, by_choice(order), "elimination", eliminate=3, keep=1)
-    )
+    several = deliberation(Consortium(members, arbiter, "elimination", eliminate=3, keep=1))
     assert [len(iteration.answers) for iteration in several.iterations] == [4, 1]
     assert several.final.text == "D"
 
@@ -174,9 +151,8 @@ def test_each_instance_has_a_role() -> None:
     member, other = slot("a", count=3), slot("b", system="Be brief.")
     deliberation(Consortium([member, other], judge(0.9), "roles"))
     told = [*heard(member), *heard(other)]
-    assert [[role for role in ROLES if ROLES[role] in text] for text in told] == [
-        [role] for role in list(ROLES)[:4]
-    ]
+    roles = [[role for role in ROLES if ROLES[role] in text] for text in told]
+    assert roles == [[role] for role in list(ROLES)[:4]]
     assert "Be brief." in told[3]
     own, arbiter = slot("a", count=3), judge(0.9)
     deliberation(Consortium([own], arbiter, "roles", roles=["critic", "You are a pirate."]))
@@ -193,10 +169,7 @@ def reviewer(name: str, says: str, order: str) -> AgentSpec:
 
     def reply(request: Request) -> str:
         answers = shown(request)
-        if not answers:
-            return says
-        ranked = [str(number_of(t, answers)) for t in order if t in answers.values()]
-        return f"{name} thinks so.\nRanking: {' > '.join(ranked)}"
+        return f"{name} thinks so.\nRanking: {ranking(order)(answers)}" if answers else says
 
     return slot(name, reply)
 
@@ -215,9 +188,8 @@ def test_peers_judge_the_others_and_the_chair_hears_them() -> None:
     assert f"The ranking: {' > '.join(str(numbers[text]) for text in 'BCAD')}" in told
     # The numbers in the reviews are the chair's.
     reviews = re.findall(r"<review-\w+>\n(.*?)\n</review", told, re.DOTALL)
-    assert len(reviews) == 4 and any(
-        f"Ranking: {' > '.join(str(numbers[text]) for text in 'BCD')}" in text for text in reviews
-    )
+    first = f"Ranking: {' > '.join(str(numbers[text]) for text in 'BCD')}"
+    assert len(reviews) == 4 and any(first in text for text in reviews)
     assert [len(layer) for layer in found.layers] == [4, 4, 1] and found.warnings == []
     assert {answer.role for answer in found.layers[1]} == {"reviewer"}
 

@@ -408,15 +408,11 @@ def _grade(
     (reply,) = yield {f"{question.id} turn {turn + 1} {model}": build_judge_request(prompt, given)}
     grade = parse_grade(reply.text)
     return {
-        "question_id": question.id,
-        "category": question.category,
+        **_row_start("single", given, question, turn),
         "model": model,
-        "judge": [given.judge, _prompt_kind("single", question, turn)],
         "user_prompt": prompt,
         "judgment": reply.text,
         "score": UNPARSED_SCORE if grade is None else grade,
-        "turn": turn + 1,
-        "tstamp": time.time(),
     }
 
 
@@ -438,27 +434,24 @@ def _compare(
     picks = [parse_letter_pick(reply.text) or ERROR_WINNER for reply in replies]
     names = ({"A": "model_1", "B": "model_2"}, {"A": "model_2", "B": "model_1"})
     winners = [name.get(pick, pick) for name, pick in zip(names, picks, strict=True)]
+    row = {**_row_start("pair", given, question, turn), "model_1": one, "model_2": other}
+    for game, (winner, prompt, reply) in enumerate(zip(winners, prompts, replies, strict=True), 1):
+        row |= {f"g{game}_winner": winner, f"g{game}_user_prompt": prompt}
+        row[f"g{game}_judgment"] = reply.text
+    return row
+
+
+def _row_start(kind: str, given: Options, question: MTBenchQuestion, turn: int) -> JsonRow:
+    """Return the fields of all kinds of rows, with the original's name of the kind of prompt."""
+    reference = "-reference" if _reference_parts(question, turn) else ""
+    prompt_kind = f"{kind}{reference}{'-multi-turn' if turn else ''}"
     return {
         "question_id": question.id,
         "category": question.category,
-        "model_1": one,
-        "model_2": other,
-        "g1_winner": winners[0],
-        "g2_winner": winners[1],
-        "judge": [given.judge, _prompt_kind("pair", question, turn)],
-        "g1_user_prompt": prompts[0],
-        "g1_judgment": replies[0].text,
-        "g2_user_prompt": prompts[1],
-        "g2_judgment": replies[1].text,
+        "judge": [given.judge, prompt_kind],
         "turn": turn + 1,
         "tstamp": time.time(),
     }
-
-
-def _prompt_kind(name: str, question: MTBenchQuestion, turn: int) -> str:
-    """Return the original's name of the kind of prompt."""
-    reference = "-reference" if _reference_parts(question, turn) else ""
-    return f"{name}{reference}{'-multi-turn' if turn else ''}"
 
 
 ALL_LABEL = "all"

@@ -79,12 +79,7 @@ class ChatSession:
         self.history: list[ChatTurn] = []
 
     def answer_question(self, question: str) -> None:
-        """Answer a question, print the answer and remember both.
-
-        Raises:
-            UserError: There is no answer.
-            KeyboardInterrupt: It was stopped; the answers received so far are in `turns`.
-        """
+        """Answer a question, print the answer and remember both."""
         turn = ChatTurn(question)
         self.turns.append(turn)
 
@@ -223,9 +218,6 @@ def read_input(ask: Callable[[str], str]) -> str:
 
     Args:
         ask: Shows a prompt and returns a line, like `input`.
-
-    Raises:
-        EOFError: The input has ended.
     """
     line = ask(">>> ").strip()
     if not line.startswith(FENCE):
@@ -238,11 +230,7 @@ def read_input(ask: Callable[[str], str]) -> str:
 
 
 def run_command(session: ChatSession, line: str) -> None:
-    """Run a command of the chat and print its output.
-
-    Raises:
-        UserError: The command does not exist or fails.
-    """
+    """Run a command of the chat and print its output."""
     command, _, argument = line.partition(" ")
     argument = argument.strip()
     if command not in COMMANDS:
@@ -280,11 +268,7 @@ def run_command(session: ChatSession, line: str) -> None:
 
 
 def format_stages(turn: ChatTurn, which: str) -> Iterator[str]:
-    """Yield all answers of a turn; with a number, that one and its prompt.
-
-    Raises:
-        UserError: The answer does not exist.
-    """
+    """Yield all answers of a turn; with a number, that one and its prompt."""
     if not which:
         for number, answer in enumerate(turn.answers, 1):
             yield from (f"--- {number}: {format_call(answer)}", answer.error or answer.text, "")

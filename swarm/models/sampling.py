@@ -573,6 +573,8 @@ class Sampler:
             if self._new or self._failed or self._list_ready() != [queue]:
                 break
             batch = self._take_batch(queue)
+            if queue.can_start(self.probe):  # samples that were queued again, for several batches
+                self._dispatch()
         self._dispatch()
 
     async def _run_batch(self, queue: ModelQueue, batch: list[_Item]) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 from endpoints import Asked, Endpoint, Reply, chat, endpoint
+from judge_benches import serving, typed
+from judge_endpoints import FENCED
 
 from swarm._util.jsonl import read_json_rows
 from swarm.errors import UserError
@@ -21,12 +23,10 @@ from swarm.judge.alpaca_eval import (
     parse_verdict,
     read_annotations,
 )
-from swarm.judge.cli import main
 from swarm.judge.pipeline import send_requests
 from swarm.judge.win_rates import length_controlled_win_rate, mean_win_rate
 from swarm.models.base import Completion, Message, Model, Request, Token
 
-FENCED = re.compile(r"(=== \w+ ===)\n(.*?)\n\1", re.DOTALL)
 COUNT = 6
 
 
@@ -74,10 +74,7 @@ def fair(asked: Asked) -> Reply:
 def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Endpoint]:
     """The loopback as the default provider; the working folder is empty."""
     monkeypatch.chdir(tmp_path)
-    with endpoint(house) as made:
-        monkeypatch.setenv("OPENAI_BASE_URL", made.url)
-        monkeypatch.setenv("OPENAI_API_KEY", "not-a-secret")
-        monkeypatch.setenv("MODEL_SWARMS_CACHE", str(tmp_path / "cache"))
+    with serving(monkeypatch, tmp_path, house) as made:
         yield made
 
 
@@ -91,26 +88,26 @@ def questions(count: int = COUNT) -> str:
     return write("questions.json", rows)
 
 
-def answers(name: str, texts: list[str]) -> str:
+def answers(name: str, texts: list[str]) -> list[dict[str, Any]]:
+    """Write a model's answers to the questions."""
+    asked = [{"instruction": f"Say {n}.", "dataset": "own"} for n in range(len(texts))]
     rows = [
-        {"instruction": f"Say {n}.", "dataset": "own", "output": text, "generator": name}
-        for n, text in enumerate(texts)
+        {**one, "output": text, "generator": name} for one, text in zip(asked, texts, strict=True)
     ]
-    return write(f"{name}.json", rows)
+    write(f"{name}.json", rows)
+    return rows
 
 
-def run(action: str, *words: str) -> int:
-    return main(["alpaca_eval", action, *words])
+GENERATE = "alpaca_eval generate --model small --questions questions.json --output answers.json"
+JUDGE = "alpaca_eval judge --outputs mine.json --reference theirs.json --judge grand --out judged"
 
 
-def generate(*words: str) -> int:
-    own = ("--model", "small", "--questions", "questions.json", "--output", "answers.json")
-    return run("generate", *own, "--no_cache", *words)
+def generate(words: str = "") -> int:
+    return typed(f"{GENERATE} --no_cache {words}")
 
 
-def judge(*words: str, out: str = "judged", outputs: str = "mine.json") -> int:
-    own = ("--outputs", outputs, "--reference", "theirs.json", "--judge", "grand", "--out", out)
-    return run("judge", *own, "--no_cache", *words)
+def judge(words: str = "") -> int:
+    return typed(f"{JUDGE} --no_cache {words}")
 
 
 MINE = ["good good answer", "fine", "bad", "good", "same", "a longer answer than that one is"]
@@ -119,28 +116,22 @@ THEIRS = ["good", "good fine", "bad bad", "bad", "same", "short"]
 
 def test_answers_are_in_alpaca_evals_form(server: Endpoint, capsys: Any) -> None:
     questions()
-    more = ("--temperature", "0.3", "--max-tokens", "99", "--system", "Be brief.", "--seed", "7")
-    assert generate(*more) == 0
-    assert json.loads(Path("answers.json").read_text()) == [
-        {
-            "instruction": f"Say {n}.",
-            "dataset": "own",
-            "output": f"good answer to Say {n}.",
-            "generator": "small",
-        }
-        for n in range(COUNT)
-    ]
+    more = "--temperature 0.3 --max-tokens 99 --system Briefly. --seed 7"
+    assert generate(more) == 0
+    asked = [{"instruction": f"Say {n}.", "dataset": "own"} for n in range(COUNT)]
+    said = [{"output": f"good answer to Say {n}.", "generator": "small"} for n in range(COUNT)]
+    whole = [{**one, **other} for one, other in zip(asked, said, strict=True)]
+    assert json.loads(Path("answers.json").read_text()) == whole
     body = server.asked[0].body
     assert (body["temperature"], body["max_tokens"], body["seed"]) == (0.3, 99, 7)
-    assert body["messages"][0] == {"role": "system", "content": "Be brief."}
-    told = capsys.readouterr().out
-    assert "6 answers, 42 tokens read, 24 written" in told
+    assert body["messages"][0] == {"role": "system", "content": "Briefly."}
+    assert "6 answers, 42 tokens read, 24 written" in capsys.readouterr().out
     # The same again asks nothing; another temperature, or a question more, is asked.
-    assert generate(*more) == 0 and len(server.asked) == COUNT
+    assert generate(more) == 0 and len(server.asked) == COUNT
     assert "6 of 6 answers, 6 of them from earlier" in capsys.readouterr().out
     questions(COUNT + 1)
-    assert generate(*more) == 0 and len(server.asked) == COUNT + 1
-    assert generate("--limit", "2") == 0 and len(server.asked) == COUNT + 3
+    assert generate(more) == 0 and len(server.asked) == COUNT + 1
+    assert generate("--limit 2") == 0 and len(server.asked) == COUNT + 3
     assert server.asked[-1].body["temperature"] == 0.7
     assert len(read_json_rows("answers.json")) == 2
 
@@ -149,24 +140,21 @@ def test_a_killed_command_goes_on(server: Endpoint) -> None:
     questions()
     generate()
     journal = Path("answers.replies.jsonl")
-    whole = journal.read_bytes()
-    lines = whole.splitlines(keepends=True)
+    lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join(lines[:3]) + lines[3][:25])
     Path("answers.json").unlink()
     server.asked.clear()
-    assert generate("--batch", "2") == 0
-    assert server.texts() == ["Say 3.", "Say 4.", "Say 5."] or len(server.asked) == 3
+    assert generate("--batch 2") == 0 and len(server.asked) == 3
     assert len(read_json_rows("answers.json")) == COUNT
     assert [row["key"] for row in read_json_rows(journal)] == [f"Say {n}." for n in range(COUNT)]
 
 
 def test_written_answers_are_an_aggregators_first_layer(server: Endpoint, capsys: Any) -> None:
     questions()
-    first = json.loads(Path(answers("first", [f"one <{n}>" for n in range(COUNT)])).read_text())
-    write("first.json", first[::-1])
-    second = read_json_rows(answers("second", [f"two <{n}>" for n in range(COUNT)]))
-    assert generate("--reference_paths", "first.json,second.json") == 0
-    assert len(server.asked) == COUNT
+    paths = "--reference_paths first.json,second.json"
+    write("first.json", answers("first", [f"one <{n}>" for n in range(COUNT)])[::-1])
+    second = answers("second", [f"two <{n}>" for n in range(COUNT)])
+    assert generate(paths) == 0 and len(server.asked) == COUNT
     for asked in server.asked:
         shown = " ".join(turn["content"] for turn in asked.body["messages"])
         number = re.search(r"Say (\d)\.", shown)
@@ -174,33 +162,29 @@ def test_written_answers_are_an_aggregators_first_layer(server: Endpoint, capsys
         assert "one <" in shown and "two <" in shown and "first" not in shown
     # Other answers are another question.
     write("second.json", [dict(row, output="two again <9>") for row in second])
-    assert generate("--reference_paths", "first.json,second.json") == 0
-    assert len(server.asked) == 2 * COUNT
+    assert generate(paths) == 0 and len(server.asked) == 2 * COUNT
     write("second.json", second[:-1])
-    assert generate("--reference_paths", "first.json,second.json") == 1
-    told = capsys.readouterr().err
-    assert 'error: second.json: has no answer to "Say 5."' in told
-    assert len(server.asked) == 2 * COUNT
+    assert generate(paths) == 1 and len(server.asked) == 2 * COUNT
+    assert 'error: second.json: has no answer to "Say 5."' in capsys.readouterr().err
 
 
 def test_pairs_are_judged_in_both_orders(server: Endpoint, capsys: Any) -> None:
     answers("mine", MINE)
-    theirs = read_json_rows(answers("theirs", THEIRS))
-    write("theirs.json", theirs[::-1])  # rows belong together by instruction, not by place
-    assert judge("--export", "exported.json") == 0
+    # Rows belong together by instruction, not by place.
+    write("theirs.json", answers("theirs", THEIRS)[::-1])
+    assert judge("--export exported.json") == 0
     assert len(server.asked) == 2 * (COUNT - 1), "nobody is asked about two equal answers"
     for asked in server.asked:
         assert (asked.body["max_tokens"], asked.body["top_logprobs"]) == (1, 5)
         assert asked.body["temperature"] == 0
         assert not re.search("mine|theirs|grand", asked.body["messages"][0]["content"])
     rows = read_annotations(Path("judged"))
-    for row, mine, theirs_ in zip(rows, MINE, THEIRS, strict=True):
-        gap = worth(mine) - worth(theirs_)
+    for row, mine, theirs in zip(rows, MINE, THEIRS, strict=True):
+        gap, same = worth(mine) - worth(theirs), mine == theirs
         both = (logistic(gap + 0.8), 1 - logistic(-gap + 0.8))
-        assert row["preference"] == pytest.approx(0.5 if mine == theirs_ else sum(both) / 2)
-        assert [one["preference"] for one in row["orders"]] == pytest.approx(
-            [] if mine == theirs_ else both
-        )
+        assert row["preference"] == pytest.approx(0.5 if same else sum(both) / 2)
+        orders = [one["preference"] for one in row["orders"]]
+        assert orders == pytest.approx([] if same else both)
     summary = json.loads(Path("judged/summary.json").read_text())
     preferences = [row["preference"] for row in rows]
     assert summary["win_rate"]["rate"] == pytest.approx(mean_win_rate(preferences).mean)
@@ -210,14 +194,8 @@ def test_pairs_are_judged_in_both_orders(server: Endpoint, capsys: Any) -> None:
     # Only the last pair is so close that the place decides.
     assert summary["order_disagreement"] == pytest.approx(1 / 5)
     assert 0.55 < summary["first_preferred"] < 0.7
-    assert summary["judging"] == {
-        "answers": 10,
-        "prompt_tokens": 500,
-        "new_tokens": 10,
-        "cost": 0.0,
-        "unpriced": 10,
-    }
-    assert "| mine  |" in capsys.readouterr().out
+    spent = {"answers": 10, "prompt_tokens": 500, "new_tokens": 10, "cost": 0.0, "unpriced": 10}
+    assert summary["judging"] == spent and "| mine  |" in capsys.readouterr().out
     for one, row in zip(json.loads(Path("exported.json").read_text()), rows, strict=True):
         assert one["preference"] == 1 + row["preference"]
         assert (one["generator_1"], one["generator_2"]) == ("theirs", "mine")
@@ -227,18 +205,12 @@ def test_pairs_are_judged_in_both_orders(server: Endpoint, capsys: Any) -> None:
 
 def test_a_judge_without_probabilities_writes_a_verdict(server: Endpoint, capsys: Any) -> None:
     answers("mine", MINE)
-    theirs = read_json_rows(answers("theirs", THEIRS))
+    theirs = answers("theirs", THEIRS)
     write("theirs.json", [dict(row, difficulty=n / 2) for n, row in enumerate(theirs)])
-    assert judge("--reading", "text", "--max_tokens", "77") == 0
+    assert judge("--reading text --max_tokens 77") == 0
     assert server.asked[0].body["max_tokens"] == 77 and "logprobs" not in server.asked[0].body
-    assert [row["preference"] for row in read_annotations(Path("judged"))] == [
-        1.0,
-        0.0,
-        1.0,
-        1.0,
-        0.5,
-        0.5,
-    ]
+    preferences = [row["preference"] for row in read_annotations(Path("judged"))]
+    assert preferences == [1.0, 0.0, 1.0, 1.0, 0.5, 0.5]
     assert "without probabilities" not in capsys.readouterr().out, "none were asked for"
     summary = json.loads(Path("judged/summary.json").read_text())
     assert summary["length_controlled"]["difficulty_used"] is True
@@ -250,11 +222,8 @@ def test_a_judge_without_probabilities_writes_a_verdict(server: Endpoint, capsys
 def test_a_failed_judgement_is_no_annotation(server: Endpoint, capsys: Any) -> None:
     answers("mine", MINE)
     answers("theirs", THEIRS)
-    server.answer = lambda asked: (
-        Reply({"error": {"message": "no"}}, status=400)
-        if "Say 3." in str(asked.body)
-        else fair(asked)
-    )
+    no = Reply({"error": {"message": "no"}}, status=400)
+    server.answer = lambda asked: no if "Say 3." in str(asked.body) else fair(asked)
     assert judge() == 1
     assert "failed: Say 3./model first:" in capsys.readouterr().out
     assert not Path("judged/annotations.jsonl").exists()
@@ -269,24 +238,16 @@ def test_another_endpoint_or_another_preset_is_asked_anew(
     questions(2)
     preset = "proposers: [small]\naggregator: {model: small, system: Be %s.}\n"
     Path("mine.yaml").write_text(preset % "brief")
-    own = ("--model", "moa/mine.yaml")
-    assert generate(*own) == 0 and generate(*own) == 0
+    own = "--model moa/mine.yaml"
+    assert generate(own) == 0 and generate(own) == 0
     assert len(server.asked) == 4
     Path("mine.yaml").write_text(preset % "kind")
-    assert generate(*own) == 0 and len(server.asked) == 8
+    assert generate(own) == 0 and len(server.asked) == 8
     with endpoint(lambda asked: chat("another model of this name")) as other:
         monkeypatch.setenv("OPENAI_BASE_URL", other.url)
-        assert generate(*own) == 0 and len(other.asked) == 4
-    assert {row["output"] for row in read_json_rows("answers.json")} == {
-        "another model of this name"
-    }
-
-
-@pytest.mark.parametrize("word", ["--temperature=-1", "--temperature=nan", "--max_tokens=0"])
-def test_a_wrong_number_is_named(word: str, capsys: Any) -> None:
-    assert run("generate", "--model", "m", "--output", "o.json", word) == 2
-    name, value = word.replace("_", "-").split("=")
-    assert f"'{name}': {value}: must be" in capsys.readouterr().err
+        assert generate(own) == 0 and len(other.asked) == 4
+    outputs = {row["output"] for row in read_json_rows("answers.json")}
+    assert outputs == {"another model of this name"}
 
 
 def test_an_answer_cannot_leave_its_fence(server: Endpoint) -> None:
@@ -325,21 +286,20 @@ def test_a_preference_is_the_mean_of_both_orders() -> None:
     assert not orders_disagree(two(0.9, 0.5)) and not orders_disagree(two(None, 0.1))
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "q: is empty"),
-        ("[]", "q: is empty"),
-        ('[{"a": "x"},\n {"a": }]', "q, line 2: is not JSON"),
-        ('{"a": "x"}\n\n{"a": \n', "q, line 3: is not JSON"),
-        ('{"a": "x"}\n7\n', "q, line 2: is not a JSON object"),
-        ('[{"a": "x"}, {"b": "y"}]', 'q, entry 2: has no "a"; it has b'),
-        ('{"a": 3}\n', 'q, line 1: its "a" is no text'),
-        ('{"a": null}\n', 'q, line 1: its "a" is no text'),
-        (b'{"a": "x"}\n{"a": "\xff"}', "q, line 2: is not UTF-8"),
-        (None, "q: cannot be read: No such file"),
-    ],
-)
+WRONG_FILES: list[tuple[Any, str]] = [
+    ("", "q: is empty"),
+    ("[]", "q: is empty"),
+    ('[{"a": "x"},\n {"a": }]', "q, line 2: is not JSON"),
+    ('{"a": "x"}\n\n{"a": \n', "q, line 3: is not JSON"),
+    ('{"a": "x"}\n7\n', "q, line 2: is not a JSON object"),
+    ('[{"a": "x"}, {"b": "y"}]', 'q, entry 2: has no "a"; it has b'),
+    ('{"a": 3}\n', 'q, line 1: its "a" is no text'),
+    (b'{"a": "x"}\n{"a": "\xff"}', "q, line 2: is not UTF-8"),
+    (None, "q: cannot be read: No such file"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), WRONG_FILES)
 def test_a_file_that_is_wrong_is_named_with_its_line(
     content: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -365,28 +325,31 @@ class Touchy(Model):
         return [no if "never" in one.prompt else Completion(str(one.prompt)) for one in requests]
 
 
-def asked_of(model: Model, prompts: list[str], path: Path, batch: int) -> Any:
-    return send_requests(model, "touchy", {p: Request(p) for p in prompts}, path, batch)
+def test_where_a_whole_batch_fails_nothing_more_is_asked(tmp_path: Path) -> None:
+    model = Touchy()
+    requests = {text: Request(text) for text in ("a", "b", "never 1", "never 2", "c")}
+    replies = send_requests(model, "touchy", requests, tmp_path / "journal", 2)
+    assert list(replies.answers) == ["a", "b"] and model.batches == [2, 2]
+    assert replies.failures["c"] == "not asked, after a whole batch failed"
+    assert "the same command asks only these again" in replies.format_report()
 
 
-def test_reference_models_make_the_model_an_aggregator(server: Endpoint, capsys: Any) -> None:
+def test_options_are_checked_and_reference_models_make_an_aggregator(
+    server: Endpoint, capsys: Any
+) -> None:
     questions(2)
-    assert generate("--reference-models", "other:2,third", "--rounds", "2") == 0
+    assert generate("--reference-models other:2,third --rounds 2") == 0
     # Two layers of three proposers and the aggregator.
     assert len(server.asked) == 2 * (2 * 3 + 1)
     models = [asked.body["model"] for asked in server.asked]
     assert [models.count(one) for one in ("other", "third", "small")] == [8, 4, 2]
     # The aggregator alone is another model, though its name is the same.
     assert generate() == 0 and len(server.asked) == 16
-    assert generate("--rounds", "2") == 2
-    assert generate("--reference_models", "other", "--reference_paths", "a.json") == 2
-    told = capsys.readouterr().err
-    assert "--rounds has no effect without --reference-models" in told and "give one" in told
-
-
-def test_where_a_whole_batch_fails_nothing_more_is_asked(tmp_path: Path) -> None:
-    model = Touchy()
-    replies = asked_of(model, ["a", "b", "never 1", "never 2", "c"], tmp_path / "journal", 2)
-    assert list(replies.answers) == ["a", "b"] and model.batches == [2, 2]
-    assert replies.failures["c"] == "not asked, after a whole batch failed"
-    assert "the same command asks only these again" in replies.format_report()
+    for words, told in {
+        "--rounds 2": "--rounds has no effect without --reference-models",
+        "--reference_models other --reference_paths a.json": "give one",
+        "--temperature=-1": "'--temperature': -1: must be",
+        "--temperature=nan": "'--temperature': nan: must be",
+        "--max_tokens=0": "'--max-tokens': 0: must be",
+    }.items():
+        assert generate(words) == 2 and told in capsys.readouterr().err

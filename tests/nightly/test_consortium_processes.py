@@ -39,44 +39,42 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
 
 
-def test_an_interrupt_and_no_torch(place: Path) -> None:
-    words = [
-        "-X",
-        "importtime",
-        "-m",
-        "swarm.consortium",
-        "Why?",
-        "-m",
-        "function/consortium_members:slow",
-        "--arbiter",
-        JUDGE,
-        "--no-stdin",
-    ]
-    environment = searches.environment(LLM_USER_PATH=str(place / "llm"))
-    environment["PYTHONPATH"] = os.pathsep.join([str(searches.ROOT), str(searches.HELPERS)])
-    process = subprocess.Popen(
-        [sys.executable, *words],
-        env=environment,
-        cwd=place,
+def started(words: str, *python: str, cwd: Path, **more: str) -> "subprocess.Popen[str]":
+    """A question to a consortium in a process of its own, which Ctrl-C interrupts."""
+    command = [sys.executable, *python, "-m", "swarm.consortium", *words.split(), "--no-stdin"]
+    names = ("LLM_USER_PATH", "MODEL_SWARMS_CACHE")
+    paths = os.pathsep.join([str(searches.ROOT), str(searches.HELPERS)])
+    more |= {name: os.environ[name] for name in names} | {"PYTHONPATH": paths}
+    return subprocess.Popen(
+        command,
+        env=searches.environment(**more),
+        cwd=cwd,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    assert process.stdout and process.stderr
+
+
+def interrupted(process: "subprocess.Popen[str]", at: str) -> str:
+    """What a process says until it ends by Ctrl-C, after a line with this text."""
+    assert process.stderr
     seen = ""
-    for line in process.stderr:
+    while at not in (line := process.stderr.readline()):
+        assert line, f"it ended before {at!r}: {seen}"
         seen += line
-        if line == "asked\n":
-            break
     process.send_signal(signal.SIGINT)
     rest = process.stderr.read()
-    assert process.wait(timeout=30) == 130 and rest.splitlines()[-1] == "stopped"
+    assert process.wait(timeout=60) == 130 and rest.splitlines()[-1] == "stopped"
+    return seen
+
+
+def test_an_interrupt_and_no_torch(place: Path) -> None:
+    words = f"Why? -m function/consortium_members:slow --arbiter {JUDGE}"
+    seen = interrupted(started(words, "-X", "importtime", cwd=place), "asked\n")
     loaded = {line.rpartition("|")[2].strip() for line in seen.splitlines()}
-    assert "swarm.consortium.commands" in loaded and not loaded & {
-        "torch",
-        "transformers",
-        "llm",
-    }
+    assert "swarm.consortium.commands" in loaded
+    assert not loaded & {"torch", "transformers", "llm"}
 
 
 def test_ctrl_c_keeps_what_members_have_answered(place: Path) -> None:
@@ -86,38 +84,10 @@ def test_ctrl_c_keeps_what_members_have_answered(place: Path) -> None:
         slow = asked.body["model"] == "slow"
         return Reply(chat(f"the {asked.body['model']} answer").body, wait=60.0 if slow else 0.0)
 
+    words = "Why? -m openai/quick -m openai/slow --arbiter openai/quick --output out.json"
     with endpoint(answer) as server:
-        process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "swarm.consortium",
-                "Why?",
-                "-m",
-                "openai/quick",
-                "-m",
-                "openai/slow",
-                "--arbiter",
-                "openai/quick",
-                "--output",
-                str(place / "out.json"),
-            ],
-            env=searches.environment(
-                OPENAI_BASE_URL=server.url,
-                LLM_USER_PATH=os.environ["LLM_USER_PATH"],
-                MODEL_SWARMS_CACHE=os.environ["MODEL_SWARMS_CACHE"],
-            ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=searches.ROOT,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
-        assert process.stderr
-        while "member openai/quick" not in (line := process.stderr.readline()):
-            assert line, "it ended before a member answered"
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 130
+        process = started(words, cwd=place, OPENAI_BASE_URL=server.url)
+        interrupted(process, "member openai/quick")
     found = json.loads((place / "out.json").read_text())
     said = {one["model"]: one for one in found["model_responses"]}
     assert said["openai/quick"]["response"] == "the quick answer"
@@ -153,17 +123,9 @@ def test_the_plugin_costs_llm_next_to_nothing_and_needs_no_folder(place: Path) -
     times = re.findall(r"import time: +(\d+) \| +(\d+) \| ( *)(\S+)", before)
     own = {name: int(alone) for alone, _, _, name in times if name.startswith("swarm")}
     assert "swarm.consortium.cli" in own and sum(own.values()) < 3_000_000
-    assert set(own) <= {
-        "swarm",
-        "swarm._version",
-        "swarm.errors",
-        "swarm._util",
-        "swarm._util.terminal",
-        "swarm._util.threads",
-        "swarm.consortium",
-        "swarm.consortium.cli",
-        "swarm.consortium.plugin",
-    }
+    few = ("_version", "errors", "_util", "_util.terminal", "_util.threads", "consortium")
+    few += ("consortium.cli", "consortium.plugin")
+    assert set(own) <= {"swarm", *(f"swarm.{name}" for name in few)}
     loaded = {name.split(".")[0] for *_, name in times}
     assert not loaded & {"hydra", "omegaconf", "rich"}
     assert not re.search(r"\| +(torch|transformers)$", done.stderr, re.MULTILINE)

@@ -10,23 +10,19 @@ import sys
 import termios
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import searches
 from endpoints import DONE, Asked, Endpoint, Reply, chat, endpoint, event, piece, streamed
 
-KEY = "sk-very-secret-0123456789"
 STRANGE = "[/INST] a[i] [bold]"
-AGAIN = ["--aggregator", "big", "--reference_models", "one,two"]
+AGAIN = "--aggregator big --reference_models one,two".split()
 
 
 def answer(asked: Asked, model: str = "") -> Reply:
-    """Each model says its name; the big one in pieces, with a null among them."""
+    """Each model says its name; in pieces if that is asked for, with a null among them."""
     model = model or asked.body["model"]
-    if model == "dead":
-        return Reply({"error": {"message": f"no such model {KEY}"}}, status=404)
     if model == "slow":
         return Reply(pieces=[piece("begun"), *[0.02, piece(".")] * 1000, DONE])
     text = f"{model} says {STRANGE}"
@@ -34,38 +30,24 @@ def answer(asked: Asked, model: str = "") -> Reply:
         return chat(text)
     usage = {"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": 3}}
     null = event({"choices": [{"index": 0, "delta": {"content": None}}]})
-    return Reply(
-        pieces=[
-            piece("", role="assistant"),
-            piece(text[:7]),
-            null,
-            piece(text[7:]),
-            piece(finish="stop"),
-            event(usage),
-            DONE,
-        ]
-    )
-
-
-@contextmanager
-def server(patch: pytest.MonkeyPatch, folder: Path) -> Iterator[Endpoint]:
-    with endpoint(answer) as made:
-        patch.setenv("OPENAI_BASE_URL", made.url)
-        patch.setenv("OPENAI_API_KEY", KEY)
-        patch.setenv("MODEL_SWARMS_CACHE", str(folder))
-        yield made
+    said = [piece("", role="assistant"), piece(text[:7]), null, piece(text[7:])]
+    return Reply(pieces=[*said, piece(finish="stop"), event(usage), DONE])
 
 
 @pytest.fixture
 def loopback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Endpoint]:
     """An endpoint that is the default provider, and a cache of its own."""
     monkeypatch.delenv("TOGETHER_API_KEY", raising=False)
-    with server(monkeypatch, tmp_path / "cache") as made:
+    with endpoint(answer) as made:
+        monkeypatch.setenv("OPENAI_BASE_URL", made.url)
+        monkeypatch.setenv("OPENAI_API_KEY", "none")
+        monkeypatch.setenv("MODEL_SWARMS_CACHE", str(tmp_path / "cache"))
         yield made
 
 
 def environment(**more: str) -> dict[str, str]:
-    return searches.environment(**more)
+    names = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "MODEL_SWARMS_CACHE")
+    return searches.environment(**{name: os.environ[name] for name in names}, **more)
 
 
 def test_a_reader_that_has_enough(loopback: Endpoint) -> None:
@@ -74,7 +56,7 @@ def test_a_reader_that_has_enough(loopback: Endpoint) -> None:
     )
     process = subprocess.Popen(
         [sys.executable, "-m", "swarm.moa", *AGAIN, "--quiet", "Why?"],
-        env=environment(**{k: os.environ[k] for k in ("OPENAI_BASE_URL", "MODEL_SWARMS_CACHE")}),
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -90,12 +72,9 @@ class Terminal:
 
     def __init__(self, *words: str) -> None:
         self._ours, theirs = pty.openpty()
-        keep = {
-            k: os.environ[k] for k in ("OPENAI_BASE_URL", "OPENAI_API_KEY", "MODEL_SWARMS_CACHE")
-        }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "swarm.moa", *words],
-            env=environment(TERM="xterm", NO_COLOR="1", COLUMNS="80", LINES="30", **keep),
+            env=environment(TERM="xterm", NO_COLOR="1", COLUMNS="80", LINES="30"),
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
@@ -125,7 +104,7 @@ class Terminal:
 
 
 def test_a_chat_in_a_terminal(loopback: Endpoint) -> None:
-    terminal = Terminal("--aggregator", "big", "--reference_models", "one,two")
+    terminal = Terminal(*AGAIN)
     shown = terminal.until(">>> ")
     assert "no preset: one, two propose, big answers" in shown
     terminal.type("Why?\n")

@@ -93,11 +93,7 @@ class JudgingRound:
         self.labels = dict(enumerate(shuffle_by_key(answered, self.key), 1))
 
     def write_prompt(self, wanted: str, labels: Sequence[int], **more: Any) -> Messages:
-        """Return the conversation with these answers and the instructions.
-
-        Raises:
-            UserError: It does not fit the context.
-        """
+        """Return the conversation with these answers and the instructions."""
         answers = [(label, self.answers[self.labels[label]].text) for label in labels]
         return self.run.write_within_context(
             lambda turns: build_judge_prompt(turns, answers, wanted, self.key, **more)

@@ -15,8 +15,8 @@ from swarm.errors import UserError
 from swarm.models.base import Message, Model, Request
 from swarm.models.llm import LLM
 from swarm.models.providers import Providers
-from swarm.multi_agent.consortium.consortium import build_consortium
-from swarm.multi_agent.consortium.results import Iteration, result_to_json
+from swarm.multi_agent.consortium.consortium import build_consortium, result_to_json
+from swarm.multi_agent.consortium.results import Iteration
 from swarm.multi_agent.consortium.settings import (
     UNSURE,
     ConsortiumSettings,
@@ -36,7 +36,7 @@ class QuestionInterrupted(KeyboardInterrupt):
     """A question was interrupted.
 
     Attributes:
-        found: Partial result; see `swarm.multi_agent.consortium.results.result_to_json`.
+        found: Partial result; see `swarm.multi_agent.consortium.consortium.result_to_json`.
     """
 
     def __init__(self, found: dict[str, Any]) -> None:
@@ -191,7 +191,7 @@ class Orchestrator:
     def orchestrate(
         self, prompt: str | Sequence[Message], watch: OnEvent = ignore_event
     ) -> dict[str, Any]:
-        """Answer a prompt; see `swarm.multi_agent.consortium.results.result_to_json`.
+        """Answer a prompt; see `swarm.multi_agent.consortium.consortium.result_to_json`.
 
         Works beside a running event loop, as in a notebook, which is then blocked.
 

@@ -24,8 +24,7 @@ from swarm.models.base import Message, Request
 from swarm.models.function import FunctionModel
 from swarm.models.llm import LLM
 from swarm.models.openai import OpenAI
-from swarm.multi_agent.consortium.consortium import Consortium, build_consortium
-from swarm.multi_agent.consortium.results import result_to_json
+from swarm.multi_agent.consortium.consortium import Consortium, build_consortium, result_to_json
 from swarm.multi_agent.consortium.settings import ConsortiumSettings, parse_member
 from swarm.multi_agent.consortium.store import ConsortiumStore, RunLog
 from swarm.registry.registry import Roster

@@ -6,6 +6,7 @@ Contains the call budget, the run of one request through its iterations, and the
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import cache
 from math import ceil
 from typing import Any, NamedTuple
@@ -15,12 +16,7 @@ from swarm._util.terminal import pluralize
 from swarm.errors import UserError
 from swarm.models.base import Completion, Delta, Model, Request, Stream, sum_usage, truncate_at_stop
 from swarm.models.trace import Trace
-from swarm.multi_agent.collaboration import (
-    Collaboration,
-    RequestContext,
-    map_events,
-    stream_events,
-)
+from swarm.multi_agent.collaboration import Collaboration, map_events, stream_events
 from swarm.multi_agent.consortium.prompts import (
     MEMBER_PROMPT,
     ROLES,
@@ -34,7 +30,12 @@ from swarm.multi_agent.consortium.settings import (
     ConsortiumSettings,
     MemberSpec,
 )
-from swarm.multi_agent.consortium.strategies import STRATEGY_FUNCTIONS, JudgingRound
+from swarm.multi_agent.consortium.strategies import (
+    STRATEGY_FUNCTIONS,
+    ConsortiumMember,
+    JudgingContext,
+    JudgingRound,
+)
 from swarm.multi_agent.scheduler import AgentCall, Script, explain_empty_answer
 from swarm.multi_agent.types import AgentAnswer, AgentSpec, Messages, add_system_text, format_call
 
@@ -63,22 +64,6 @@ class CallBudget(NamedTuple):
     words: str
 
 
-class ConsortiumMember(NamedTuple):
-    """One member: a sample of an agent, with a role.
-
-    Attributes:
-        slot: The agent.
-        sample: Index of the agent's sample, from 0.
-        instance: Number among the members with this name, from 1.
-        role: Role description for its prompt; `None` adds none.
-    """
-
-    slot: AgentSpec
-    sample: int
-    instance: int
-    role: str | None = None
-
-
 def calls_per_iteration(strategy: str, members: int) -> int:
     """Return the calls of one iteration, if each reply can be parsed."""
     if strategy == "vote":
@@ -86,7 +71,7 @@ def calls_per_iteration(strategy: str, members: int) -> int:
     return members + 1 + (members if strategy == "peer-review" and members > 1 else 0)
 
 
-class ConsortiumRun(RequestContext[ConsortiumTranscript]):
+class ConsortiumRun(JudgingContext):
     """One request in a consortium; `swarm.multi_agent.scheduler` runs its script.
 
     Args:
@@ -94,9 +79,6 @@ class ConsortiumRun(RequestContext[ConsortiumTranscript]):
         request: The request to answer.
         logged: Warnings already logged for requests of the same batch.
         notify: Receives each finished iteration.
-
-    Attributes:
-        participants: Members that still take part.
     """
 
     def __init__(
@@ -107,7 +89,8 @@ class ConsortiumRun(RequestContext[ConsortiumTranscript]):
         notify: Callable[[Any], None],
     ) -> None:
         super().__init__(consortium, request, ConsortiumTranscript(), logged)
-        self.consortium, self.options, self._notify = consortium, consortium.options, notify
+        self.options, self._notify = consortium.options, notify
+        self.arbiter, self.fallback = consortium.arbiter, consortium.fallback
         self.participants = list(consortium.participants)
 
     def iterate_rounds(self) -> Script[ConsortiumTranscript]:
@@ -172,39 +155,6 @@ class ConsortiumRun(RequestContext[ConsortiumTranscript]):
 
         written = self.write_prompt(write_prompt)
         return self.build_request(member.slot, written, self.request.max_new_tokens)
-
-    def build_judging_request(
-        self,
-        slot: AgentSpec,
-        turns: Messages,
-        max_tokens: int | None,
-        enough: Callable[[str], bool] | None = None,
-    ) -> Request:
-        """Build a request for a text about answers, to which some of the request does not apply.
-
-        Args:
-            enough: Returns whether the text so far contains all that is parsed.
-        """
-        decided = self.request.stop_check
-
-        def is_over(text: str) -> bool:
-            # The request's check is about answers; an empty text asks if any is needed at all.
-            return bool((decided and decided("")) or (enough and enough(text)))
-
-        check = is_over if decided or enough else None
-        return self.build_request(
-            slot, turns, max_tokens, stop_check=check, stop=(), top_logprobs=0
-        )
-
-    def extend_limit(self, more: int) -> int | None:
-        """Return the token limit of a text about the answers, `more` than the request's."""
-        limit = self.request.max_new_tokens
-        return None if limit is None else limit + more
-
-    def has_budget(self, more: int = 1) -> bool:
-        """Return whether the budget allows `more` calls."""
-        budget = self.options.budget
-        return budget is None or len(self.stages.answers) + more <= budget
 
     def _stop_reason(self, iteration: Iteration) -> str:
         """Return why there is no further iteration; empty if there is one."""
@@ -458,3 +408,56 @@ def build_consortium(
         trace=trace,
         **{**options, "roles": roles},
     )
+
+
+def result_to_json(
+    consortium: Consortium,
+    prompt: str,
+    iterations: Sequence[Iteration],
+    answers: Sequence[AgentAnswer],
+    transcript: ConsortiumTranscript | None = None,
+) -> dict[str, Any]:
+    """Convert a request to JSON, in the format of llm-consortium with additional fields.
+
+    "model_responses" and "synthesis" are those of the best iteration; "iterations" contains all. An
+    unknown confidence or cost is null. A "ranking" contains indices of the iteration's responses,
+    from 0. A stopped request has no synthesis, and its last iteration the answers so far.
+
+    Args:
+        consortium: The consortium.
+        prompt: The user's prompt.
+        iterations: The finished iterations.
+        answers: All calls, finished or stopped.
+        transcript: The result; `None` if the request was stopped.
+    """
+    listed = [one.to_json() for one in iterations]
+    current = max((one.layer for one in answers), default=0)
+    if transcript is None and current > len(listed):
+        members = [one for one in answers if one.layer == current and one.role == "member"]
+        unread = [MemberAnswer(one, one.sample + 1, one.text).to_json() for one in members]
+        listed.append({"iteration": current, "model_responses": unread, "synthesis": None})
+    best = listed[transcript.best - 1 if transcript else -1] if listed else {}
+    usage = sum_usage(one.completion for one in answers if one.completion)
+    about: dict[str, Any] = {
+        "models_used": dict(Counter(member.slot.name for member in consortium.participants)),
+        "arbiter": consortium.arbiter.name if consortium.arbiter else None,
+        "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
+        "iteration_count": len(iterations),
+        "strategy": consortium.options.strategy,
+        "calls": len(answers),
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.new_tokens,
+        "cost": usage.known_cost if usage.calls else None,
+        "unpriced": usage.unknown_costs,
+        "stopped": transcript.stopped if transcript else "interrupted",
+    }
+    if transcript:
+        about |= {"best_iteration": transcript.best, "seconds": transcript.final.seconds}
+        about["warnings"] = list(transcript.warnings)
+    return {
+        "original_prompt": prompt,
+        "model_responses": best.get("model_responses", []),
+        "synthesis": best["synthesis"] if transcript else None,
+        "metadata": about,
+        "iterations": listed,
+    }

@@ -1,17 +1,10 @@
 """Results of a consortium: iterations, member answers and verdicts; and their JSON."""
 
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swarm._util.replies import thoughts_of
-from swarm.models.base import sum_usage
 from swarm.multi_agent.types import AgentAnswer, Transcript
-
-if TYPE_CHECKING:
-    from swarm.multi_agent.consortium.consortium import Consortium
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,56 +122,3 @@ class ConsortiumTranscript(Transcript):
     iterations: list[Iteration] = field(default_factory=list)
     best: int = 1
     stopped: str = ""
-
-
-def result_to_json(
-    consortium: "Consortium",
-    prompt: str,
-    iterations: Sequence[Iteration],
-    answers: Sequence[AgentAnswer],
-    transcript: ConsortiumTranscript | None = None,
-) -> dict[str, Any]:
-    """Convert a request to JSON, in the format of llm-consortium with additional fields.
-
-    "model_responses" and "synthesis" are those of the best iteration; "iterations" contains all. An
-    unknown confidence or cost is null. A "ranking" contains indices of the iteration's responses,
-    from 0. A stopped request has no synthesis, and its last iteration the answers so far.
-
-    Args:
-        consortium: The consortium.
-        prompt: The user's prompt.
-        iterations: The finished iterations.
-        answers: All calls, finished or stopped.
-        transcript: The result; `None` if the request was stopped.
-    """
-    listed = [one.to_json() for one in iterations]
-    current = max((one.layer for one in answers), default=0)
-    if transcript is None and current > len(listed):
-        members = [one for one in answers if one.layer == current and one.role == "member"]
-        unread = [MemberAnswer(one, one.sample + 1, one.text).to_json() for one in members]
-        listed.append({"iteration": current, "model_responses": unread, "synthesis": None})
-    best = listed[transcript.best - 1 if transcript else -1] if listed else {}
-    usage = sum_usage(one.completion for one in answers if one.completion)
-    about: dict[str, Any] = {
-        "models_used": dict(Counter(member.slot.name for member in consortium.participants)),
-        "arbiter": consortium.arbiter.name if consortium.arbiter else None,
-        "timestamp": datetime.now(UTC).isoformat(timespec="seconds"),
-        "iteration_count": len(iterations),
-        "strategy": consortium.options.strategy,
-        "calls": len(answers),
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.new_tokens,
-        "cost": usage.known_cost if usage.calls else None,
-        "unpriced": usage.unknown_costs,
-        "stopped": transcript.stopped if transcript else "interrupted",
-    }
-    if transcript:
-        about |= {"best_iteration": transcript.best, "seconds": transcript.final.seconds}
-        about["warnings"] = list(transcript.warnings)
-    return {
-        "original_prompt": prompt,
-        "model_responses": best.get("model_responses", []),
-        "synthesis": best["synthesis"] if transcript else None,
-        "metadata": about,
-        "iterations": listed,
-    }

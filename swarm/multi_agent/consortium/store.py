@@ -195,8 +195,8 @@ class RunLog(ConsortiumDatabase):
         Args:
             name: Name of the consortium, or `None`.
             config: Its settings.
-            result: See `swarm.multi_agent.consortium.results.result_to_json`; for a failed run at
-                least "original_prompt".
+            result: See `result_to_json` of consortium.py; for a failed run at least
+                "original_prompt".
             error: Reason for a failure; empty on success.
         """
         about, verdict = result.get("metadata", {}), result.get("synthesis") or {}

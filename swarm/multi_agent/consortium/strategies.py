@@ -7,7 +7,7 @@ from dataclasses import replace
 from decimal import Decimal
 from difflib import SequenceMatcher
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from swarm._util.replies import (
     OPENING_TAG,
@@ -18,6 +18,7 @@ from swarm._util.replies import (
 )
 from swarm.errors import UserError
 from swarm.models.base import Completion, Message, Request
+from swarm.multi_agent.collaboration import RequestContext
 from swarm.multi_agent.consortium.prompts import (
     PARTS_FORMAT,
     PICK_FORMAT,
@@ -30,7 +31,8 @@ from swarm.multi_agent.consortium.prompts import (
     build_judge_prompt,
     parse_verdict,
 )
-from swarm.multi_agent.consortium.results import MemberAnswer, Verdict
+from swarm.multi_agent.consortium.results import ConsortiumTranscript, MemberAnswer, Verdict
+from swarm.multi_agent.consortium.settings import ConsortiumOptions
 from swarm.multi_agent.moa import PICK_TOKENS
 from swarm.multi_agent.scheduler import AgentCall, explain_empty_answer
 from swarm.multi_agent.types import (
@@ -40,9 +42,6 @@ from swarm.multi_agent.types import (
     add_system_text,
     shuffle_by_key,
 )
-
-if TYPE_CHECKING:
-    from swarm.multi_agent.consortium.consortium import ConsortiumRun
 
 VERDICT_TOKENS = 1024
 """Additional tokens for the arbiter's reply, beyond those of the answer."""
@@ -56,6 +55,70 @@ stopped.
 """
 
 VerdictScript = Generator[list[AgentCall], list[AgentAnswer], Verdict]
+
+
+class ConsortiumMember(NamedTuple):
+    """One member: a sample of an agent, with a role.
+
+    Attributes:
+        slot: The agent.
+        sample: Index of the agent's sample, from 0.
+        instance: Number among the members with this name, from 1.
+        role: Role description for its prompt; `None` adds none.
+    """
+
+    slot: AgentSpec
+    sample: int
+    instance: int
+    role: str | None = None
+
+
+class JudgingContext(RequestContext[ConsortiumTranscript]):
+    """State of one request in a consortium, as far as answers are judged.
+
+    Attributes:
+        options: Settings of the consortium.
+        arbiter, fallback: Its agents that judge.
+        participants: Members that still take part.
+    """
+
+    options: ConsortiumOptions
+    arbiter: AgentSpec | None
+    fallback: AgentSpec | None
+    participants: list[ConsortiumMember]
+
+    def build_judging_request(
+        self,
+        slot: AgentSpec,
+        turns: Messages,
+        max_tokens: int | None,
+        enough: Callable[[str], bool] | None = None,
+    ) -> Request:
+        """Build a request for a text about answers, to which some of the request does not apply.
+
+        Args:
+            enough: Returns whether the text so far contains all that is parsed.
+        """
+        decided = self.request.stop_check
+
+        def is_over(text: str) -> bool:
+            # The request's check is about answers; an empty text asks if any is needed at all.
+            return bool((decided and decided("")) or (enough and enough(text)))
+
+        check = is_over if decided or enough else None
+        return self.build_request(
+            slot, turns, max_tokens, stop_check=check, stop=(), top_logprobs=0
+        )
+
+    def extend_limit(self, more: int) -> int | None:
+        """Return the token limit of a text about the answers, `more` than the request's."""
+        limit = self.request.max_new_tokens
+        return None if limit is None else limit + more
+
+    def has_budget(self, more: int = 1) -> bool:
+        """Return whether the budget allows `more` calls."""
+        budget = self.options.budget
+        return budget is None or len(self.stages.answers) + more <= budget
 
 
 class ArbiterReply(NamedTuple):
@@ -86,7 +149,7 @@ class JudgingRound:
         labels: Index into `answers` by label, in random order.
     """
 
-    def __init__(self, run: "ConsortiumRun", number: int, answers: Sequence[MemberAnswer]) -> None:
+    def __init__(self, run: JudgingContext, number: int, answers: Sequence[MemberAnswer]) -> None:
         self.run, self.number, self.answers = run, number, answers
         self.key = run.random_key(number)
         answered = [index for index, one in enumerate(answers) if not one.answer.error]
@@ -123,8 +186,8 @@ class JudgingRound:
         Returns:
             The reply, or `None` if neither replied.
         """
-        run, consortium = self.run, self.run.consortium
-        for slot, role in ((consortium.arbiter, "arbiter"), (consortium.fallback, "fallback")):
+        run = self.run
+        for slot, role in ((run.arbiter, "arbiter"), (run.fallback, "fallback")):
             if slot is None or not run.has_budget():
                 continue
             try:
@@ -132,7 +195,7 @@ class JudgingRound:
             except UserError as error:
                 self.add_warning(str(error))
                 return None
-            for text in (consortium.options.system, slot.system):  # they apply to the answer, too
+            for text in (run.options.system, slot.system):  # they apply to the answer, too
                 turns = add_system_text(turns, text or None)
             request = run.build_judging_request(slot, turns, max_tokens, enough)
             answer = yield from self._query_agent(slot, role, request)
@@ -343,7 +406,7 @@ def vote_on_answers(judging: JudgingRound) -> VerdictScript:
     tied = [indices[group[0]] for group in found if len(group) == len(found[0])]
     if len(tied) == 1:
         return first
-    if judging.run.consortium.arbiter is None or not judging.run.has_budget():
+    if judging.run.arbiter is None or not judging.run.has_budget():
         judging.add_warning(f"the vote is tied ({counts}); using the first answer")
         return first
     labels = [label for label, index in judging.labels.items() if index in tied]

@@ -14,8 +14,8 @@ from swarm.consortium import create_consortium, install_alias
 from swarm.errors import UserError
 from swarm.models.base import Message, Request
 from swarm.multi_agent.collaboration import stream_events
-from swarm.multi_agent.consortium.consortium import Consortium
-from swarm.multi_agent.consortium.results import ConsortiumTranscript, Iteration, result_to_json
+from swarm.multi_agent.consortium.consortium import Consortium, result_to_json
+from swarm.multi_agent.consortium.results import ConsortiumTranscript, Iteration
 from swarm.multi_agent.consortium.settings import STRATEGIES
 from swarm.multi_agent.types import AgentAnswer, AgentSpec, CallStarted
 from swarm.registry.registry import model_identity

@@ -13,7 +13,14 @@ from difflib import get_close_matches
 from io import UnsupportedOperation
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from swarm._util.config_help import entry_config, list_option_files, print_help
+from swarm._util.config_help import (
+    default_options,
+    entry_config,
+    list_options,
+    option_file,
+    print_help,
+    read_keys,
+)
 from swarm._util.files import conf_folder
 from swarm._util.terminal import escape_unencodable
 from swarm._version import __version__
@@ -64,81 +71,53 @@ def to_user_error(error: Exception) -> UserError:
 
 def format_hydra_error(error: Exception) -> str:
     """Format Hydra's own error message in one line."""
-    text = str(error)
-    if found := re.search(
-        r"Could not find '([^']+)'\s+Available options in '[^']+':(.*)", text, re.DOTALL
-    ):
+    text = re.sub(r"\s+", " ", str(error)).strip()
+    if found := re.search(r"Could not find '([^']+)' Available options in '[^']+':(.*)", text):
         group, _, option = found[1].rpartition("/")
         options = found[2].split("Config search path")[0].split()
         matches = get_close_matches(option, options, 1)
         suggestion = f"did you mean {group}={matches[0]}? " if matches else ""
         return f"{group}={option}: no such option; {suggestion}allowed: {', '.join(options)}"
-    if found := re.search(r"Error parsing override '([^']*)'\s+missing EQUAL", text):
-        return f"{found[1]}: write {_suggest_assignment(found[1])}; `--help` lists the keys"
+    if found := re.search(r"Error parsing override '([^']*)' missing EQUAL", text):
+        groups = {o: g for g in (*default_options(), "scorer") for o in list_options(g)}
+        near = [
+            f"{groups[one]}={one} (KEY=VALUE)" for one in get_close_matches(found[1], groups, 1)
+        ]
+        return f"{found[1]}: write {near[0] if near else 'KEY=VALUE'}; `--help` lists the keys"
     if found := re.search(r"In '([^']+)': Could not override '([^']+)'", text):
         option = "=".join(found[1].rsplit("/", 1))
         return f"{option} cannot be used here: it sets {found[2]}, which this command does not have"
-    text = re.sub(r"\s+", " ", text).strip()
     found = re.search(r"Could not override '([^']+)'", text)
     if found and (suggestion := _suggest_key(found[1])):
         return f"Could not override '{found[1]}'; {suggestion} `--help` lists the keys"
     if "'task." not in text:  # only custom tasks may have keys that their yaml omits
         text = re.sub(r" To append to your config use \S+$", "", text)
-    text = re.sub(r" full_key: .*$", "", text)
-    return text.rstrip(".") + "; `--help` lists the keys"
-
-
-def _suggest_assignment(word: str) -> str:
-    """Suggest KEY=VALUE for a word without "=", from the closest option."""
-    options = {path.stem: path.parent.name for path in list_option_files()}
-    matches = get_close_matches(word, options, 1)
-    return f"{options[matches[0]]}={matches[0]} (KEY=VALUE)" if matches else "KEY=VALUE"
+    return re.sub(r" full_key: .*$", "", text).rstrip(".") + "; `--help` lists the keys"
 
 
 def _suggest_key(key: str) -> str:
     """Suggest an existing key for an unknown one; empty if none is similar."""
-    if key == "wandb":
-        return "write tracker=wandb, tracker=wandb tracker.mode=offline, or leave it out;"
-    known = _known_keys()
+    known: dict[str, list[str]] = {}
+    for group in (*default_options(), "scorer"):
+        known.setdefault(group, [])
+        prefix = "task.scorer" if group == "scorer" else group
+        for option in list_options(group) if group != "experiment" else ():  # of other groups' keys
+            for one, _ in read_keys(option_file(group, option)):
+                known.setdefault(f"{prefix}.{one}", []).append(f"{group}={option}")
+    known |= {one: [] for one, _ in read_keys(entry_config())}
     if key in known:
         # A custom task may accept it although its yaml omits it, as Hydra's message explains.
         return "" if key.startswith("task.") else f"it is a key of {' or '.join(known[key])};"
-    prefixes: dict[str, dict[str, list[str]]] = {}
-    for one in known:
-        prefix, _, leaf = one.rpartition(".")
-        prefixes.setdefault(prefix, {}).setdefault(leaf, []).append(one)
-        if one.count(".") < 2:  # match by the last component alone
-            prefixes.setdefault("*", {}).setdefault(leaf, []).append(one)
-    prefix, _, leaf = key.rpartition(".")
-    for group_prefix in (*get_close_matches(prefix, prefixes, 1), "*"):
-        if matches := get_close_matches(leaf, prefixes[group_prefix], 1, 0.7):
-            return f"did you mean {' or '.join(prefixes[group_prefix][matches[0]][:3])}?"
+    parent, _, leaf = key.rpartition(".")
+    near = get_close_matches(parent, {one.rpartition(".")[0] for one in known}, 1)
+    for keys in (
+        [one for one in known if one.rpartition(".")[0] in near],
+        [one for one in known if one.count(".") < 2],
+    ):
+        if matches := get_close_matches(leaf, [one.rpartition(".")[2] for one in keys], 1, 0.7):
+            same = [one for one in keys if one.rpartition(".")[2] == matches[0]]
+            return f"did you mean {' or '.join(same[:3])}?"
     return ""
-
-
-def _known_keys() -> dict[str, list[str]]:
-    """Return every key of the current entry, and the options (group=option) that have it."""
-    import yaml
-
-    found: dict[str, list[str]] = {}
-
-    def add_keys(tree: dict[str, Any], path: str, option: str) -> None:
-        for name, value in tree.items():
-            if name not in ("defaults", "hydra") and not str(name).startswith("_"):
-                found.setdefault(f"{path}{name}", []).append(option)
-                add_keys(value if isinstance(value, dict) else {}, f"{path}{name}.", option)
-
-    for path in list_option_files():
-        group = path.parent.name
-        if group == "experiment":  # experiments set keys of other groups
-            continue
-        found.setdefault(group, [])
-        prefix = "task.scorer." if group == "scorer" else f"{group}."
-        add_keys(
-            yaml.safe_load(path.read_text(encoding="utf-8")) or {}, prefix, f"{group}={path.stem}"
-        )
-    add_keys(yaml.safe_load(entry_config().read_text(encoding="utf-8")), "", "")
-    return found
 
 
 class TerminationSignal(KeyboardInterrupt):
@@ -153,15 +132,13 @@ def handle_termination_signals() -> None:
     """Handle SIGTERM (sent by a scheduler or `kill`) like Ctrl-C; exit code 143."""
 
     def raise_stop(number: int, _: object) -> NoReturn:
-        _stop_signals.append(
-            TerminationSignal() if number == signal.SIGTERM else KeyboardInterrupt()
-        )
-        raise _stop_signals[-1]
+        stop = TerminationSignal() if number == signal.SIGTERM else KeyboardInterrupt()
+        _stop_signals.append(stop)
+        raise stop
 
-    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, raise_stop)
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, raise_stop)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, raise_stop)
 
 
 @contextmanager
@@ -265,10 +242,14 @@ def _run_hydra(main: Callable[[], Any]) -> None:
     try:
         with one_line_errors():
             main()
-    except ValueError as error:
-        if not (mistake := _of_flags(str(error))):
+    except ValueError as error:  # of Hydra, about flags
+        complaint = str(error)
+        if "Config group override must be" in complaint:
+            complaint = "give a group the name of an option, as in optimizer=pso; `--help` lists "
+            complaint += f"them ({error})"
+        elif "flag can only be used" not in complaint and not complaint.endswith("does not exist!"):
             raise
-        exit_with_error(UserError(mistake, 2))
+        exit_with_error(UserError(complaint, 2))
 
 
 def instantiate_config(cfg: "DictConfig", omit: Sequence[str] = ()) -> tuple[Any, dict[str, Any]]:
@@ -297,16 +278,6 @@ def instantiate_config(cfg: "DictConfig", omit: Sequence[str] = ()) -> tuple[Any
             2,
         )
     return instantiate(tree, _convert_="all"), config
-
-
-def _of_flags(complaint: str) -> str:
-    """Reword a ValueError of Hydra about flags; empty if it is not a user's mistake."""
-    if "Config group override must be" in complaint:
-        message = "give a group the name of an option, as in optimizer=pso; `--help` lists them"
-        return f"{message} ({complaint})"
-    if "flag can only be used" in complaint or re.fullmatch(r"File .* does not exist!", complaint):
-        return complaint
-    return ""
 
 
 def _check_flags(arguments: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import NamedTuple
 
 from swarm._util.files import conf_folder
 from swarm.errors import UserError
@@ -25,8 +26,12 @@ MAIN_KEYS = {
 HELP_COLUMN = 34
 """Column of the descriptions in the help; a longer key has its description on the next line."""
 
-Keys = dict[str, tuple[str, str]]
-"""Key -> (default as written, description)."""
+
+class KeyHelp(NamedTuple):
+    """Default of a key as it is written, "..." if it refers to other keys, and its comment."""
+
+    default: str
+    about: str
 
 
 def entry_name() -> str:
@@ -38,9 +43,8 @@ def entry_name() -> str:
 
 def entry_config() -> Path:
     """Return the configuration file of the current command, by default that of a search."""
-    path = conf_folder() / f"{entry_name()}.yaml"
-    is_entry = path.is_file() and "defaults:" in path.read_text(encoding="utf-8")
-    return path if is_entry else conf_folder() / "search.yaml"
+    name = entry_name()
+    return conf_folder() / f"{name if name in MAIN_KEYS else 'search'}.yaml"
 
 
 def default_options() -> dict[str, str | None]:
@@ -52,14 +56,21 @@ def default_options() -> dict[str, str | None]:
     return {str(group): option for group, option in pairs if not str(group).startswith("override")}
 
 
-def group_files(group: str) -> list[Path]:
-    """Return the option files of a group, sorted."""
-    return sorted((conf_folder() / group).glob("*.yaml"))
+def option_file(group: str, option: str | None) -> Path:
+    """Return the file of a group's option, which may not exist."""
+    return conf_folder() / group / f"{option}.yaml"
 
 
-def list_option_files() -> list[Path]:
-    """Return the option files of the current command, in the order of its groups."""
-    return [path for group in [*default_options(), "scorer"] for path in group_files(group)]
+def list_options(group: str) -> list[str]:
+    """Return the options of a group, sorted."""
+    return sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
+
+
+def first_comment(path: Path) -> str:
+    """Return the first comment of a file; Hydra's package directive is not one."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    texts = [line.lstrip("# ").strip() for line in lines if line.startswith("#")]
+    return next((text for text in texts if not text.startswith("@package")), "")
 
 
 def print_help(arguments: Sequence[str]) -> bool:
@@ -78,93 +89,76 @@ def print_help(arguments: Sequence[str]) -> bool:
         return False
     chosen = default_options()
     given = dict(word.split("=", 1) for word in arguments if re.fullmatch(r"[a-z_]+=[\w-]+", word))
-    for group, option in given.items():
-        if group in chosen and (conf_folder() / group / f"{option}.yaml").is_file():
-            chosen[group] = option
-    if not wanted:
-        print("\n".join(_format_entry_help(name, chosen)))
-        return True
+    chosen |= {g: o for g, o in given.items() if g in chosen and option_file(g, o).is_file()}
     groups = [name, *chosen, "scorer"]
-    if wanted[-1] not in groups:
-        matches = get_close_matches(wanted[-1], groups, 1)
-        suggestion = f"did you mean help={matches[0]}? " if matches else ""
-        raise UserError(
-            f"help={wanted[-1]}: no such group; {suggestion}allowed: {', '.join(groups)}", 2
-        )
-    if wanted[-1] == name:
-        print("\n".join([f"{name}: all keys that belong to no group.", ""]))
-        print("\n".join(_format_keys(_own_keys())))
-    else:
+    own = {key: one for key, one in read_keys(entry_config()) if not key.startswith("hydra")}
+    if not wanted:
+        print("\n".join(_format_entry_help(name, chosen, own)))
+    elif wanted[-1] == name:
+        print(f"{name}: all keys that belong to no group.\n")
+        print("\n".join(_format_keys(own)))
+    elif wanted[-1] in groups:
         print("\n".join(_format_group_help(wanted[-1], chosen.get(wanted[-1]))))
+    else:
+        matches = get_close_matches(wanted[-1], groups, 1)
+        hint = f"did you mean help={matches[0]}? " if matches else ""
+        allowed = ", ".join(groups)
+        raise UserError(f"help={wanted[-1]}: no such group; {hint}allowed: {allowed}", 2)
     return True
 
 
-def _own_keys() -> Keys:
-    return {key: one for key, one in _read_keys(entry_config()) if not key.startswith("hydra")}
-
-
-def _format_entry_help(name: str, chosen: Mapping[str, str | None]) -> list[str]:
+def _format_entry_help(
+    name: str, chosen: Mapping[str, str | None], own: Mapping[str, KeyHelp]
+) -> list[str]:
     """Return the lines of `--help`: examples, the main keys in a line each, and the groups."""
     import yaml
 
     text = yaml.safe_load(entry_config().read_text(encoding="utf-8"))["hydra"]["help"]["template"]
-    every = {group: (str(option or "none"), _first_comment(group, option))
-             for group, option in chosen.items()}  # fmt: skip
-    every |= _own_keys()
+    every: dict[str, KeyHelp] = {}
     for group, option in chosen.items():
-        every |= _option_keys(group, option)
+        options = list_options(group)
+        about = f"one of {', '.join(options)}"
+        if len(options) >= 20:
+            about = first_comment(option_file(group, option)) or f"{len(options)} options"
+        every[group] = KeyHelp(str(option or "none"), about)
+        every |= _option_keys(group, option, f"{group}.")
+    every |= own
     keys = {key: every[key] for key in MAIN_KEYS[name].split() if key in every}
-    groups = ", ".join([name, *chosen, "scorer"])
     return [
         text.rstrip(),
         "",
         "Keys, set with key=value (key=default):",
         *_format_keys(keys, one_line=True),
         "",
-        f"help=GROUP lists all keys and options of: {groups}.",
+        f"help=GROUP lists all keys and options of: {', '.join([name, *chosen, 'scorer'])}.",
         "Other flags: --cfg job --resolve (print the configuration), --multirun or -m, --version.",
     ]
-
-
-def _first_comment(group: str, option: str | None) -> str:
-    path = conf_folder() / group / f"{option}.yaml"
-    options = [one.stem for one in group_files(group)]
-    if len(options) < 20:
-        return "one of " + ", ".join(options)
-    return first_comment(path) if path.is_file() else f"{len(options)} options: help={group}"
 
 
 def _format_group_help(group: str, option: str | None) -> list[str]:
     """Return the lines of help=GROUP: every option, then the keys of the chosen one."""
     place = "task.scorer" if group == "scorer" else group
     prefix = f"{group}@{place}" if group == "scorer" else group
+    names = list_options(group)
+    about = {f"{prefix}={n}": KeyHelp("", first_comment(option_file(group, n))) for n in names}
     lines = [f"{group}: chosen with {prefix}=OPTION, by default {option or 'none'}.", ""]
-    paths = group_files(group)
-    options = {f"{prefix}={path.stem}": ("", first_comment(path)) for path in paths}
-    lines += _format_keys(options, equals="")
-    shown = [option] if option else [path.stem for path in paths if group == "scorer"]
-    for one in shown:
+    lines += _format_keys(about, equals="")
+    for one in [option] if option else names if group == "scorer" else []:
         lines += ["", f"Keys of {prefix}={one} (key=default):"]
         lines += _format_keys(_option_keys(group, one, f"{place}."))
-    if len(paths) > 1 and option:
-        other = next(path.stem for path in paths if path.stem != option)
-        lines += ["", f"Keys of another option: {prefix}={other} help={group}"]
+    if option and (others := [name for name in names if name != option]):
+        lines += ["", f"Keys of another option: {prefix}={others[0]} help={group}"]
     return lines
 
 
-def first_comment(path: Path) -> str:
-    """Return the first comment of a file; Hydra's package directive is not one."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    texts = [line.lstrip("# ").strip() for line in lines if line.startswith("#")]
-    return next((text for text in texts if not text.startswith("@package")), "")
-
-
-def _format_keys(keys: Keys, equals: str = "=", one_line: bool = False) -> list[str]:
+def _format_keys(
+    keys: Mapping[str, KeyHelp], equals: str = "=", one_line: bool = False
+) -> list[str]:
     """Format keys with default and description, wrapped, or shortened, to the terminal's width."""
     width = max(60, min(shutil.get_terminal_size((100, 24)).columns, 120))
     lines = []
     for key, (value, about) in keys.items():
-        head = f"  {key}{equals}{value}" if equals else f"  {key}"
+        head = f"  {key}{equals}{value}"
         room = width - max(HELP_COLUMN, len(head) + 2 if one_line else 0)
         texts = textwrap.wrap(about, room)
         if one_line:
@@ -175,7 +169,7 @@ def _format_keys(keys: Keys, equals: str = "=", one_line: bool = False) -> list[
     return lines
 
 
-def _option_keys(group: str, option: str | None, prefix: str | None = None) -> Keys:
+def _option_keys(group: str, option: str | None, prefix: str) -> dict[str, KeyHelp]:
     """Return the keys of an option, with those it inherits and those of a scorer inside a task.
 
     A task of a mixture and an optimizer in another are not included: their keys are those of their
@@ -183,11 +177,10 @@ def _option_keys(group: str, option: str | None, prefix: str | None = None) -> K
     """
     import yaml
 
-    path = conf_folder() / group / f"{option}.yaml"
-    prefix = f"{group}." if prefix is None else prefix
+    path = option_file(group, option)
     if not path.is_file():
         return {}
-    found: Keys = {}
+    found: dict[str, KeyHelp] = {}
     for one in (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("defaults", []):
         if isinstance(one, str) and one != "_self_":
             found |= _option_keys(group, one, prefix)
@@ -195,11 +188,11 @@ def _option_keys(group: str, option: str | None, prefix: str | None = None) -> K
             part, _, package = str(place).removeprefix("override ").lstrip("/").partition("@")
             if part != group and package:
                 found |= _option_keys(part, str(other), f"{prefix}{package}.")
-    return found | {f"{prefix}{key}": one for key, one in _read_keys(path)}
+    return found | {f"{prefix}{key}": one for key, one in read_keys(path)}
 
 
-def _read_keys(path: Path) -> Iterator[tuple[str, tuple[str, str]]]:
-    """Yield each dotted key of a yaml file with its default as written, and its comment.
+def read_keys(path: Path) -> Iterator[tuple[str, KeyHelp]]:
+    """Yield each dotted key of a yaml file, with its default and comment.
 
     The comment is that on the key's line, else the one above it. Keys of Hydra are left out, and
     keys without a comment that refer to others.
@@ -209,30 +202,27 @@ def _read_keys(path: Path) -> Iterator[tuple[str, tuple[str, str]]]:
     text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
 
-    def read(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, tuple[str, str]]]:
+    def read(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, KeyHelp]]:
         for key, value in node.value:
-            name, line = str(key.value), key.start_mark.line
+            name, first = str(key.value), key.start_mark.line
             if name.startswith("_") or (not prefix and name in ("defaults", "hydra")):
                 continue
             if isinstance(value, yaml.MappingNode) and not value.flow_style:
                 yield from read(value, f"{prefix}{name}.")
                 continue
             written = text[value.start_mark.index : value.end_mark.index].strip()
-            about = _find_comment(lines, line, value.end_mark.line)
+            beside = (
+                re.search(r"\s#\s?(.*)$", one) for one in lines[first : value.end_mark.line + 1]
+            )
+            comment = next(filter(None, beside), None)
+            above = first  # the line at which a comment above the key begins
+            while above > 1 and lines[above - 1].lstrip().startswith("#"):
+                above -= 1
+            about = comment[1] if comment else lines[above].lstrip("# ") if above < first else ""
             if about or "${" not in written:
-                yield f"{prefix}{name}", ("..." if "${" in written else written or "null", about)
+                default = "..." if "${" in written else written or "null"
+                yield f"{prefix}{name}", KeyHelp(default, about.strip())
 
     root = yaml.compose(text)
     if isinstance(root, yaml.MappingNode):
         yield from read(root, "")
-
-
-def _find_comment(lines: Sequence[str], first: int, last: int) -> str:
-    """Return the comment of a key whose value is in these lines."""
-    for number in range(first, min(last, len(lines) - 1) + 1):
-        if comment := re.search(r"\s#\s?(.*)$", lines[number]):
-            return comment[1].strip()
-    above = first
-    while above > 1 and lines[above - 1].lstrip().startswith("#"):
-        above -= 1
-    return lines[above].lstrip("# ").strip() if above < first else ""

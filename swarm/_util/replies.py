@@ -164,22 +164,23 @@ def parse_rating(reply: str) -> float | None:
         [lone] if lone else [],
     ):
         if found:
-            values = {_rating_value(match) for match in found}
+            values = {
+                None
+                if match["other"] or match["scale"] not in (None, "10")
+                else _within(match["value"], 10)
+                for match in found
+            }
             return values.pop() if len(values) == 1 else None
     return None
 
 
-def _rating_value(match: re.Match[str]) -> float | None:
-    """Return the rating of one match, if it is one."""
-    if match["other"] or match["scale"] not in (None, "10"):
-        return None
-    value = float(match["value"].replace(",", "."))
-    return value if 1 <= value <= 10 else None
+def _within(value: str, highest: float) -> float | None:
+    """Return the number, with a decimal point or comma, if it is from 1 to `highest`."""
+    number = float(value.replace(",", "."))
+    return number if 1 <= number <= highest else None
 
 
 NOT_APPLICABLE = "N/A"
-
-LOWEST_SCORE, HIGHEST_SCORE = 1.0, 5.0
 
 SkillScores = dict[str, float | str | None]
 """Score by skill, `NOT_APPLICABLE`, or `None` if unparsed."""
@@ -211,7 +212,14 @@ def parse_skill_scores(reply: str, skills: Sequence[str]) -> SkillScores:
             break
     scores: SkillScores = {}
     for skill, form in forms.items():
-        values = {_skill_score(match) for match in form.finditer(text)}
+        values: set[float | str | None] = set()
+        for match in form.finditer(text):
+            if not match["value"].lstrip("-")[0].isdigit():
+                values.add(NOT_APPLICABLE)
+            elif match["scale"] in (None, "5"):
+                values.add(_within(match["value"], 5))
+            else:
+                values.add(None)
         scores[skill] = values.pop() if len(values) == 1 else None
     return scores
 
@@ -227,14 +235,6 @@ def _iter_blocks(text: str) -> Iterator[str]:
     # The outer of two nested parts comes last, and has the names of both.
     for begin in sorted([*opened, *closed], reverse=True)[:MAX_BLOCKS]:
         yield text[begin : closed.get(begin, len(text))]
-
-
-def _skill_score(match: re.Match[str]) -> float | str | None:
-    if not match["value"].lstrip("-")[0].isdigit():
-        return NOT_APPLICABLE
-    value = float(match["value"].replace(",", "."))
-    fits = LOWEST_SCORE <= value <= HIGHEST_SCORE and match["scale"] in (None, "5")
-    return value if fits else None
 
 
 DOUBLE_BRACKETS = re.compile(r"\[\[([^\[\]\n]{1,40})\]\]")
@@ -269,8 +269,8 @@ def parse_grade(reply: str) -> float | None:
     question, and values on another scale, "[[0]]" and "[[85]]".
     """
     text = _normalized(reply)
-    if marks := _find_marks(text, DOUBLE_BRACKETS, _read_grade):
-        return _decide_mark(marks, text, DOUBLE_BRACKETS, _read_grade)
+    if verdict := _decide_marks(text, DOUBLE_BRACKETS, _read_grade):
+        return verdict[0] or None
     return None if CUT_OFF.search(text) else parse_rating(text)
 
 
@@ -282,8 +282,8 @@ def parse_letter_pick(reply: str) -> str | None:
     """
     text = _normalized(reply).casefold()
     for form in (DOUBLE_BRACKETS, SINGLE_BRACKETS):
-        if marks := _find_marks(text, form, _read_pick):
-            return _decide_mark(marks, text, form, _read_pick)
+        if verdict := _decide_marks(text, form, _read_pick):
+            return verdict[0]
     if whole := _read_pick(text):
         return whole
     said = {_normalize_pick(match["pick"]) for match in NAMED_PICK.finditer(text)}
@@ -294,29 +294,32 @@ def _normalized(reply: str) -> str:
     return unicodedata.normalize("NFKC", strip_thoughts(reply)[-MAX_CHARS:])
 
 
-def _find_marks(text: str, form: re.Pattern[str], read: Callable[[str], T | None]) -> set[T]:
-    """Return the verdicts in brackets, ignoring other bracketed text."""
-    found = (read(match[1]) for match in form.finditer(text))
-    return {verdict for verdict in found if verdict is not None}
+def _decide_marks(
+    text: str, form: re.Pattern[str], read: Callable[[str], T | None]
+) -> tuple[()] | tuple[T | None]:
+    """Return the verdict in brackets, ignoring other bracketed text; empty if there is none.
 
+    The verdict is `None` if several ones differ and no line that contains nothing else decides.
+    """
 
-def _decide_mark(
-    marks: set[T], text: str, form: re.Pattern[str], read: Callable[[str], T | None]
-) -> T | None:
+    def verdicts(part: str) -> set[T]:
+        found = (read(match[1]) for match in form.finditer(part))
+        return {one for one in found if one is not None}
+
+    marks = verdicts(text)
+    if not marks:
+        return ()
     if len(marks) > 1:
         lines = (line for line in text.splitlines() if form.search(line))
         alone = [line for line in lines if LABEL_PATTERN.fullmatch(form.sub(" ", line).casefold())]
-        marks = _find_marks("\n".join(alone), form, read)
-    verdict = marks.pop() if len(marks) == 1 else None
-    return verdict if verdict != 0 else None
+        marks = verdicts("\n".join(alone))
+    return (marks.pop() if len(marks) == 1 else None,)
 
 
 def _read_grade(mark: str) -> float | None:
     """Parse bracketed text as a grade; 0.0 for a number out of range."""
-    if not (match := GRADE_MARK.fullmatch(mark.casefold())):
-        return None
-    value = float(match["value"].replace(",", "."))
-    return value if 1 <= value <= 10 else 0.0
+    match = GRADE_MARK.fullmatch(mark.casefold())
+    return (_within(match["value"], 10) or 0.0) if match else None
 
 
 def _read_pick(mark: str) -> str | None:
@@ -350,13 +353,11 @@ def parse_number_pick(text: str, count: int) -> int | None:
     It is the number at the beginning of the reply, or else the only valid number, provided that it
     is explicitly referred to as an answer: other text contains numbers, too.
     """
-    begins = LEADING_NUMBER.match(f"{text} ")
-    found = [begins[1]] if begins else re.findall(STANDALONE_NUMBER, text)
-    possible = {number for number in map(int, found) if 1 <= number <= count}
-    if not begins:
-        named = {int(number) for number in NAMED_NUMBER.findall(text)}
-        possible = possible if possible <= named else set()
-    return possible.pop() if len(possible) == 1 else None
+    if begins := LEADING_NUMBER.match(f"{text} "):
+        return int(begins[1]) if 1 <= int(begins[1]) <= count else None
+    possible = {n for n in map(int, re.findall(STANDALONE_NUMBER, text)) if 1 <= n <= count}
+    named = set(map(int, NAMED_NUMBER.findall(text)))
+    return possible.pop() if len(possible) == 1 and possible <= named else None
 
 
 def has_number_pick(text: str) -> bool:

@@ -61,10 +61,6 @@ class FromEnvironment(str):
         return instance
 
 
-def _source_of(text: str) -> str:
-    return text.source if isinstance(text, FromEnvironment) else text
-
-
 def plain_config(config: "DictConfig") -> dict[str, Any]:
     """Resolve a composed configuration to plain values.
 
@@ -114,7 +110,7 @@ def read_config(written: Any) -> Any:
 
 def unresolved(config: Any) -> Any:
     """Return a configuration with texts from the environment as interpolations again."""
-    return _each(config, lambda _, text: _source_of(text))
+    return _each(config, lambda _, text: text.source if isinstance(text, FromEnvironment) else text)
 
 
 def lent(config: Any) -> Any:
@@ -141,12 +137,11 @@ def check_secrets(config: Any, path: str = "") -> None:
     Raises:
         UserError: One is; the message names its key.
     """
-    children: dict[Any, Any] = dict(config) if isinstance(config, Mapping) else {}
-    if isinstance(config, list | tuple):
-        children = dict(enumerate(config))
-    for name, one in children.items():
-        check_secrets(one, f"{path}.{name}" if path else str(name))
-    if isinstance(config, str) and HIDDEN in config:
+    if isinstance(config, Mapping | list | tuple):
+        pairs = config.items() if isinstance(config, Mapping) else enumerate(config)
+        for name, one in pairs:
+            check_secrets(one, f"{path}.{name}" if path else str(name))
+    elif isinstance(config, str) and HIDDEN in config:
         raise UserError(
             f"{path}={config}: a secret, which is not stored; give it again, preferably as "
             f"{path}='${{oc.env:NAME_OF_A_VARIABLE}}', which is stored verbatim"
@@ -204,11 +199,12 @@ def identity_values(value: Any) -> Any:
     """
 
     def fixed(name: str, text: str) -> str:
-        source = _source_of(text)
         if SECRET.search(name) and text:
             return HIDDEN
-        variables = ENVIRONMENT.findall(source)
-        if isinstance(text, FromEnvironment) and not any(map(SECRET.search, variables)):
+        source = text.source if isinstance(text, FromEnvironment) else text
+        if isinstance(text, FromEnvironment) and not any(
+            map(SECRET.search, ENVIRONMENT.findall(source))
+        ):
             return f"{source} ({hashlib.sha256(text.encode()).hexdigest()[:12]})"
         return ENVIRONMENT.sub(lambda m: HIDDEN if SECRET.search(m[1]) else m[0], source)
 
@@ -225,15 +221,11 @@ def clean_file(path: Path) -> None:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return
-    found = _with_clean_words(content)
+    # A text may be an argument of a command line.
+    found = clean(_each(content, lambda _, text: clean_words([text])[0]))
     if found != content:
         write_atomic(path, yaml.safe_dump(found, sort_keys=False, allow_unicode=True).encode())
     path.chmod(0o600)
-
-
-def _with_clean_words(value: Any) -> Any:
-    """Clean texts that may be arguments of a command line."""
-    return clean(_each(value, lambda _, text: clean_words([text])[0]))
 
 
 def _each(value: Any, change: Callable[[str, str], str], name: str = "") -> Any:

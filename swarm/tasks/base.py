@@ -171,6 +171,27 @@ class Task(Setup, ABC):
         """
 
 
+class SplitTask(Task):
+    """A task that loads a split when its items are read for the first time."""
+
+    def __post_init__(self) -> None:
+        self._splits: dict[str, tuple[Item, ...]] = {}
+
+    @abstractmethod
+    def load_items(self, split: str) -> Sequence[Item]:
+        """Return the items of "dev" or "test"; see `items`."""
+
+    def items(self, split: str) -> tuple[Item, ...]:
+        if split not in SPLITS:
+            raise UserError(f"split={split}: must be one of {', '.join(SPLITS)}")
+        if split not in self._splits:
+            self.replace_items(split, self.load_items(split))
+        return self._splits[split]
+
+    def replace_items(self, split: str, items: Sequence[Item]) -> None:
+        self._splits[split] = tuple(items)
+
+
 def first_round(task: Task, items: Sequence[Item]) -> list[Request]:
     """Return the requests of a task's first round."""
     game = task.run(items)
@@ -189,12 +210,6 @@ def prompt_form(task: Task) -> str:
     """Return which of `swarm.models.base.PROMPT_FORMS` the task's first prompt has."""
     requests = first_round(task, task.items("dev")[:1])
     return "plain" if any(isinstance(one.prompt, str) for one in requests) else "chat"
-
-
-def check_split(split: str) -> None:
-    """Raise `UserError` if `split` is neither "dev" nor "test"."""
-    if split not in SPLITS:
-        raise UserError(f"split={split}: must be one of {', '.join(SPLITS)}")
 
 
 def unparsed_rate(scores: Sequence[Score]) -> float:

@@ -14,7 +14,7 @@ from swarm._util.files import find_path, parse_json
 from swarm._util.jsonl import iter_json_lines, read_utf8
 from swarm._util.settings import Count, Positive, Text, checked
 from swarm.errors import UserError
-from swarm.tasks.base import SPLITS, Item, Task, check_split
+from swarm.tasks.base import SPLITS, Item, SplitTask
 
 log = logging.getLogger(__name__)
 
@@ -205,7 +205,7 @@ def _place(path: Path, place: int) -> str:
 
 @checked("task")
 @dataclass(eq=False)
-class DataTask(Task):
+class DataTask(SplitTask):
     """A task with the items of one file, or of one file per split (`read_content`).
 
     Items are ordered so that every prefix has the domains (the items' "domain") in the proportions
@@ -249,27 +249,14 @@ class DataTask(Task):
         if self.file is None:
             self.file = f"data/eval/{self.name}.json"  # where swarm.fetch_data puts it
         self.fields: Sequence[str] = ()  # that identify an item; empty: "question" or "prompt"
-        self._splits: dict[str, tuple[Item, ...]] = {}
+        super().__post_init__()
         self._warned = False
 
     def item_error(self, item: Item) -> str | None:
         """Return why an item is not in the task's format, or `None`."""
         return None
 
-    def items(self, split: str) -> tuple[Item, ...]:
-        check_split(split)
-        if split not in self._splits:
-            items = self._load_split(split)
-            if split == "dev" and self.dev_seed is not None:
-                random.Random(f"{self.dev_seed}/dev").shuffle(items)
-            limit = self.dev_limit if split == "dev" else self.test_limit
-            self._splits[split] = tuple(balance_domains(items)[:limit])
-        return self._splits[split]
-
-    def replace_items(self, split: str, items: Sequence[Item]) -> None:
-        self._splits[split] = tuple(items)
-
-    def _load_split(self, split: str) -> list[Item]:
+    def load_items(self, split: str) -> list[Item]:
         assert self.file is not None
         content = read_content(self.file, self.fields)
         path = content.paths.get(split)
@@ -284,7 +271,10 @@ class DataTask(Task):
                 "scored as well",
                 *(path, len(items) - different, len(items), split),
             )
-        return self._remove_shared_items(split, items, content)
+        items = self._remove_shared_items(split, items, content)
+        if split == "dev" and self.dev_seed is not None:
+            random.Random(f"{self.dev_seed}/dev").shuffle(items)
+        return balance_domains(items)[: self.dev_limit if split == "dev" else self.test_limit]
 
     def _check_items(self, split: str, path: Path, content: Content) -> list[Item]:
         """Return the split's items, all of them valid and with different ids."""

@@ -21,7 +21,7 @@ from swarm._util.files import find_path, hash_file_cached, short_digest
 from swarm._util.settings import Count, Positive, Text, checked
 from swarm.errors import UserError, install_command
 from swarm.models.base import Completion, Example, Request
-from swarm.tasks.base import Item, Score, Task, TaskRun, check_split
+from swarm.tasks.base import Item, Score, SplitTask, Task, TaskRun
 from swarm.tasks.dataset import balance_domains
 from swarm.tasks.mixture import Combination, Mixture
 from swarm.tasks.perplexity import (
@@ -298,7 +298,7 @@ def _build_requests(group: list[Any]) -> InstanceRequests:
         )
     limits = (settings[key] for key in LENGTH_KEYS if settings.get(key))
     until = settings.get("until") or ()
-    stops = tuple(filter(None, (until,) if isinstance(until, str) else until))
+    stops = (until,) if isinstance(until, str) else tuple(until)
     request = Request(
         context,
         int(next(limits, DEFAULT_NEW_TOKENS)),
@@ -309,7 +309,7 @@ def _build_requests(group: list[Any]) -> InstanceRequests:
 
 def contains_stop(stops: Sequence[str], text: str) -> bool:
     """Return whether the text contains a stop string."""
-    return any(stop in text for stop in stops)
+    return any(stop in text for stop in stops if stop)
 
 
 def set_responses(group: InstanceRequests, completions: Iterator[Completion]) -> None:
@@ -335,7 +335,7 @@ def set_responses(group: InstanceRequests, completions: Iterator[Completion]) ->
 
 def cut_at_stops(text: str, stops: Sequence[str]) -> str:
     """Return the text up to the first stop string."""
-    for stop in stops:
+    for stop in filter(None, stops):
         text = text.split(stop)[0]
     return text
 
@@ -366,7 +366,7 @@ def lm_eval(
 
 @checked("task")
 @dataclass(eq=False)
-class LMEvalTask(Task):
+class LMEvalTask(SplitTask):
     """One task, group or tag of the lm-evaluation-harness; the utility is a metric's mean.
 
     Test is the split that lm-eval evaluates (test, else validation). Dev is the task's next split
@@ -413,7 +413,7 @@ class LMEvalTask(Task):
     votes = False
 
     def __post_init__(self) -> None:
-        self._splits: dict[str, tuple[Item, ...]] = {}
+        super().__post_init__()
         self._tasks: dict[str, Any] = {}
         self._gold_checked: tuple[Sequence[Item], str | None] | None = None
 
@@ -444,15 +444,6 @@ class LMEvalTask(Task):
 
         disable_progress_bars()
         self.load_tasks()
-
-    def items(self, split: str) -> Sequence[Item]:
-        check_split(split)
-        if split not in self._splits:
-            self._splits[split] = self._build_items(split)
-        return self._splits[split]
-
-    def replace_items(self, split: str, items: Sequence[Item]) -> None:
-        self._splits[split] = tuple(items)
 
     def run(self, items: Sequence[Item]) -> TaskRun:
         """Send all requests of the documents in one round."""
@@ -560,7 +551,7 @@ class LMEvalTask(Task):
             )
         return metric or means[0], filtering or filters[0]
 
-    def _build_items(self, split: str) -> tuple[Item, ...]:
+    def load_items(self, split: str) -> tuple[Item, ...]:
         """Return a split's items; a group's are ordered so that a limit is proportional."""
         docs = {n: split_documents(t, split, self.seed) for n, t in self.load_tasks().items()}
         documents = [{"domain": name, "at": at} for name in docs for at in range(len(docs[name]))]

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from swarm._util.files import find_path
-from swarm._util.jsonl import iter_json_lines, read_utf8
+from swarm._util.jsonl import read_json_rows, read_utf8
 from swarm._util.settings import Count, Positive, Text, checked
 from swarm.errors import UserError
 from swarm.models.base import Completion, Example, Request
-from swarm.tasks.base import Item, Score, Task, TaskRun, check_split
+from swarm.tasks.base import Item, Score, SplitTask, TaskRun
 
 UNIFORM_BITS_PER_BYTE = 8.0
 """Bits per byte of a uniform distribution over all bytes."""
@@ -18,7 +18,7 @@ UNIFORM_BITS_PER_BYTE = 8.0
 
 @checked("task")
 @dataclass(eq=False)
-class Perplexity(Task):
+class Perplexity(SplitTask):
     """Windows of a text, each scored as the continuation of the text before it.
 
     The file is plain text, or JSON lines (.jsonl) with a "text" each, which are separate texts.
@@ -62,18 +62,9 @@ class Perplexity(Task):
     votes = False
     gold_error = None
 
-    def __post_init__(self) -> None:
-        self._splits: dict[str, list[Item]] = {}
-
-    def items(self, split: str) -> Sequence[Item]:
-        """Return the windows of "dev" or "test"; see `Task.items`."""
-        check_split(split)
-        if not self._splits:
-            self._splits = self._load_splits()
-        return self._splits[split]
-
     def replace_items(self, split: str, items: Sequence[Item]) -> None:
-        self._splits[split] = add_mean_bytes(items)
+        mean_bytes = sum(count_bytes(item["answer"]) for item in items) / len(items)
+        super().replace_items(split, [{**item, "mean_bytes": mean_bytes} for item in items])
 
     def run(self, items: Sequence[Item]) -> TaskRun:
         """Score every window, in one round."""
@@ -110,22 +101,17 @@ class Perplexity(Task):
             measures["perplexity"] = math.exp(min(-logprob / tokens, 700.0))
         return Score(value, repr(value), measures=measures)
 
-    def _load_splits(self) -> dict[str, list[Item]]:
-        """Load both splits from the file."""
+    def load_items(self, split: str) -> list[Item]:
+        """Return the windows of a split, from the file."""
         if self.file is None:
             raise UserError("task.file: name a text file, or a .jsonl file with one text per line.")
         path = find_path(self.file)
-        content = read_utf8(path)
-        if "\0" in content or not content.strip():
-            wrong = "contains zero bytes" if "\0" in content else "is empty"
-            raise UserError(f"task.file: {path} {wrong}; it must be a text file")
-        texts = [content]
         if path.suffix == ".jsonl":
-            texts = []
-            for number, row in iter_json_lines(path, content):
-                if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-                    raise UserError(f'{path}, line {number}: is not {{"text": "..."}}')
-                texts.append(row["text"])
+            texts = [row["text"] for row in read_json_rows(path, {"text": str})]
+        else:
+            texts = [read_utf8(path)]
+        if "\0" in "".join(texts):
+            raise UserError(f"{path} contains zero bytes; task.file must be a text file")
         found: list[Item] = [
             {
                 "id": f"{number}:{start}",
@@ -137,22 +123,17 @@ class Perplexity(Task):
         ]
         if len(found) < 2:
             raise UserError(
-                f"{path} is too short: {len(found)} windows of {self.window} characters, but "
-                "dev and test need one each; lower task.window."
+                f"{path} is empty or too short: {len(found)} windows of {self.window} characters, "
+                "but dev and test need one each; lower task.window."
             )
         random.Random(self.seed).shuffle(found)
         half = (len(found) + 1) // 2
-        halves = {"dev": found[:half], "test": found[half:]}
+        if split == "test":
+            return found[half:][: self.test_limit]
+        dev = found[:half]
         if self.dev_seed is not None:
-            random.Random(f"{self.dev_seed}/dev").shuffle(halves["dev"])
-        limits = {"dev": self.dev_limit, "test": self.test_limit}
-        return {split: add_mean_bytes(rows[: limits[split]]) for split, rows in halves.items()}
-
-
-def add_mean_bytes(items: Sequence[Item]) -> list[Item]:
-    """Return the items, each with the mean bytes of all of them."""
-    bytes_each = sum(count_bytes(item["answer"]) for item in items) / len(items)
-    return [{**item, "mean_bytes": bytes_each} for item in items]
+            random.Random(f"{self.dev_seed}/dev").shuffle(dev)
+        return dev[: self.dev_limit]
 
 
 def split_windows(text: str, limit: int) -> list[tuple[int, str]]:

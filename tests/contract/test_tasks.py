@@ -46,20 +46,28 @@ SHIPPED = sorted((ROOT / "conf" / "task").glob("*.yaml"))
 OWN = sorted((ROOT / "examples" / "own_tasks" / "task").glob("*.yaml"))
 WRITTEN = "swarm.tasks.free_text.FreeText"
 REWARDED = "swarm.tasks.reward_model.RewardModelTask"
-RIGHT_OR_WRONG = (
-    "swarm.tasks.multiple_choice.MultipleChoice\n",
-    "swarm.tasks.exact_match.ExactMatch\n",
-)
-SIGNALLED = [y for y in SHIPPED if any(f"_target_: {c}" in y.read_text() for c in RIGHT_OR_WRONG)]
+
+# What has to be given on the command line with an option.
+GIVEN = {"mixture": [f"+task@task.tasks.{part}=nlgraph_mini" for part in ("graphs", "paths")]}
+
+
+@cache
+def read(yaml: Path) -> DictConfig:
+    """A task's configuration as Hydra makes it, which takes longer than most tests of it."""
+    with initialize_config_dir(str(yaml.parent.parent), version_base="1.3"):
+        if more := GIVEN.get(yaml.stem):
+            return compose("search", ["name=test", f"task={yaml.stem}", *more]).task
+        return compose(f"task/{yaml.stem}").task
 
 
 def settings(yaml: Path) -> str:
     """What a task's file says, but for its name and its data."""
-    return repr({**OmegaConf.load(yaml), "name": None, "file": None})
+    return repr({**OmegaConf.to_container(read(yaml)), "name": None, "file": None})
 
 
 # Each is given small data here, so of those with the same settings one is enough.
 YAMLS = list({settings(yaml): yaml for yaml in reversed(SHIPPED + OWN)}.values())[::-1]
+SIGNALLED = [yaml for yaml in YAMLS if "signal" in read(yaml)]
 
 # How to make items for each class of task, of a `Written` one for its scorer's class; a new kind
 # adds its own here. An item's "answer" is what a good model says, whether or not the task reads
@@ -95,9 +103,6 @@ WRITERS: dict[str, Callable[[Path, dict[str, Any]], dict[str, Any]]] = {
     "swarm.tasks.lm_eval_harness.lm_eval": harness_files,
 }
 
-# What has to be given on the command line with an option.
-GIVEN = {"mixture": [f"+task@task.tasks.{part}=nlgraph_mini" for part in ("graphs", "paths")]}
-
 
 def kind(config: DictConfig) -> str:
     """What MAKERS and NEEDS know a task by."""
@@ -105,15 +110,6 @@ def kind(config: DictConfig) -> str:
     if target == REWARDED:
         return f"{target} {config.mode}"
     return config.scorer["_target_"] if target == WRITTEN else target
-
-
-@cache
-def read(yaml: Path) -> DictConfig:
-    """A task's configuration as Hydra makes it, which takes longer than most tests of it."""
-    with initialize_config_dir(str(yaml.parent.parent), version_base="1.3"):
-        if more := GIVEN.get(yaml.stem):
-            return compose("search", ["name=test", f"task={yaml.stem}", *more]).task
-        return compose(f"task/{yaml.stem}").task
 
 
 def composed(yaml: Path) -> DictConfig:

@@ -50,28 +50,13 @@ def test_every_option_composes_and_builds(path: Path) -> None:
     if str(group) == "scorer":
         group, extra = Path("scorer@task.scorer"), ["task=realtoxicityprompts"]
     run = build_run(composed(f"{group}={option}", *extra))[0]
-    assert isinstance(run, Run)
+    assert isinstance(run, Run) and path.read_text().startswith("#")
 
 
-@pytest.mark.parametrize("path", GROUPS, ids=lambda p: str(p.relative_to(CONF)))
-def test_every_key_is_explained(path: Path) -> None:
-    """A comment on the first line, and on each key but those that repeat another."""
-    lines = path.read_text().splitlines()
-    assert lines[0].startswith("#")
-
-
-@pytest.mark.parametrize(
-    ("given", "wanted"),
-    [
-        ("gpus=0,1,2", "gpus=[0,1,2]"),
-        ("gpus=3", "gpus=[3]"),
-        ("gpus=[]", "gpus=[]"),
-        ("task=nlgraph", "task=nlgraph"),
-        ("seed=1,2", "seed=1,2"),
-    ],
-)
-def test_a_list_of_gpus_needs_no_brackets(given: str, wanted: str) -> None:
-    assert normalize_gpu_list(given) == wanted
+def test_a_list_of_gpus_needs_no_brackets() -> None:
+    given = ("gpus=0,1,2", "gpus=3", "gpus=[]", "task=nlgraph", "seed=1,2")
+    wanted = ["gpus=[0,1,2]", "gpus=[3]", "gpus=[]", "task=nlgraph", "seed=1,2"]
+    assert [*map(normalize_gpu_list, given)] == wanted
 
 
 def test_the_experiments_set_what_they_promise() -> None:
@@ -80,12 +65,9 @@ def test_the_experiments_set_what_they_promise() -> None:
     assert (paper.particles, paper.max_iterations, paper.patience) == (20, 50, 10)
     assert paper.crossover_maximum == 1.0 and code.crossover_maximum == 2.0
     assert (code.inertia, code.max_iterations) == (0.4, 200)
-    for rival, asks, rows in (
-        ("pso_merging", 5, 10),
-        ("mergevolve", 50, 11),
-        ("evogm", 7, 18),
-        ("adamerging", 50, 10),
-    ):
+    rivals = {"pso_merging": (5, 10), "mergevolve": (50, 11)}
+    rivals |= {"evogm": (7, 18), "adamerging": (50, 10)}
+    for rival, (asks, rows) in rivals.items():
         run = build_run(composed(f"experiment={rival}"))[0]
         run.optimizer.start(9, 0)
         assert (run.optimizer.NAME, run.optimizer.max_iterations) == (rival, asks)
@@ -98,35 +80,48 @@ def test_the_experiments_set_what_they_promise() -> None:
         assert checked.ask().shape[1] == 10
 
 
-def test_help_imports_nothing_heavy() -> None:
-    """How long it takes is measured by benchmarks/startup.py."""
-    command = [sys.executable, "-X", "importtime", "-m", "swarm.search", "--help"]
-    out = subprocess.run(
-        command,
-        cwd=searches.ROOT,
+def started(*words: str, cwd: Path = searches.ROOT, **environment: str) -> Any:
+    """A search as a process of its own."""
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=cwd,
+        env=searches.environment(**environment),
         capture_output=True,
         text=True,
-        env=searches.environment(),
-        check=True,
     )
-    assert "gpus=0,1,2" in out.stdout and "nlgraph_mini" in out.stdout
-    loaded = set(re.findall(r"\| +(\w+)", out.stderr))
-    assert "hydra" in loaded and not loaded & {"torch", "transformers", "wandb", "peft"}
+
+
+def test_help_imports_nothing_heavy() -> None:
+    """How long it takes is measured by benchmarks/startup.py."""
+    for entry, said in (("search", "gpus=0,1,2"), ("evaluate", "candidate=ensemble")):
+        out = started("-X", "importtime", "-m", f"swarm.{entry}", "--help")
+        assert out.returncode == 0 and said in out.stdout and "nlgraph_mini" in out.stdout
+        loaded = set(re.findall(r"\| +(\w+)", out.stderr))
+        assert "hydra" in loaded
+        assert not loaded & {"torch", "transformers", "wandb", "peft", "aiohttp"}
+
+
+def one_line(result: Any, folder: Path, *words: str, code: int = 1) -> str:
+    """The line of an error, after which there is no folder."""
+    lines = result.stderr.strip().splitlines()
+    assert (result.returncode, len(lines)) == (code, 1), result.stderr
+    assert lines[0].startswith("error: ")
+    assert all(word in lines[0] for word in words), lines[0]
+    assert not (folder / "search" / "run" / "config.json").exists()
+    return str(lines[0])
 
 
 WRONG = [
     (["task=chess"], 2, ["task=chess", "nlgraph", "gsm8k"]),
     (["optimizer.inertja=0.2"], 2, ["inertja"]),
-    (["wandb=offline"], 2, ["wandb", "tracker=wandb tracker.mode=offline"]),
+    (["wandb=offline"], 2, ["wandb"]),
     (["tracker=sometimes"], 2, ["tracker=sometimes", "tensorboard"]),
     (["tracker=wandb", "tracker.mode=sometimes"], 1, ["tracker.mode=sometimes", "offline"]),
     (["gpus=0,0"], 2, ["gpus"]),
     (["gpus=99"], 1, ["gpus", "no CUDA device 99"]),
-    (["gpus=foo"], 2, ["gpus"]),
     (["task.file=missing.json"], 1, ["missing.json"]),
     (["optimizer.repel=-1"], 1, ["optimizer.repel"]),
     (["optimizer.particles=1"], 1, ["optimizer.particles"]),
-    (["optimizer.particles=3"], 1, ["optimizer.particles=3", "4"]),
     (["pool.folder=nowhere"], 1, ["nowhere"]),
     (["model.path=nowhere/at/all"], 1, ["nowhere/at/all"]),
     (["model.path=null"], 1, ["model.path"]),
@@ -135,8 +130,6 @@ WRONG = [
     (["job.items=0"], 1, ["job.items"]),
     (["engine.plan=magic"], 1, ["engine.plan"]),
     (["task.parser=clever"], 1, ["parser"]),
-    (["gpus=-1"], 2, ["gpus"]),
-    (["test=maybe"], 1, ["test"]),
     (["job.particles=true"], 1, ["job.particles"]),
     (["executor=processes", "executor.threads=foo"], 1, ["executor.threads"]),
 ]
@@ -152,13 +145,9 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     tiny_pool: Path,
 ) -> None:
     command = searches.arguments(tmp_path, tiny_llama, tiny_pool)
-    result = searches.run([*command, *change])
-    lines = result.stderr.strip().splitlines()
-    assert (result.returncode, len(lines)) == (code, 1), result.stderr
-    assert lines[0].startswith("error: ") and "Traceback" not in result.stderr
-    for word in words:
-        assert word in lines[0]
-    assert not (tmp_path / "search").exists()
+    line = one_line(searches.run([*command, *change]), tmp_path, *words, code=code)
+    if change == ["task=chess"]:  # the options, and nothing else
+        assert line.split("; ")[-1].endswith("truthfulqa_mini")
 
 
 @pytest.mark.parametrize(
@@ -198,72 +187,38 @@ def test_only_keys_of_the_entry_that_runs_are_meant(monkeypatch: pytest.MonkeyPa
             assert told in format_hydra_error(caught.value)
 
 
-def test_an_expert_that_is_not_finite_leaves_nothing(
+def test_what_is_read_and_wrong_is_one_line_and_leaves_nothing(
     tmp_path: Path, tiny_llama: Path, tiny_pool: Path
 ) -> None:
-    pool = tmp_path / "pool"
-    shutil.copytree(tiny_pool, pool)
+    words = searches.arguments(tmp_path, tiny_llama, tiny_pool)
+    for content in ("{", '{"dev": [], "test": []}', '{"dev": [{}], "test": [{}]}'):
+        data = (tmp_path / "tiny.json").read_text()
+        (tmp_path / "tiny.json").write_text(content)
+        one_line(searches.run(words), tmp_path, "tiny.json")
+        (tmp_path / "tiny.json").write_text(data)
+    # An expert that is not finite.
+    pool = shutil.copytree(tiny_pool, tmp_path / "pool")
     file = pool / "birch" / "adapter_model.safetensors"
     weights = load_file(file)
     next(iter(weights.values()))[0, 0] = float("nan")
     save_file(weights, file)
-    result = searches.run(searches.arguments(tmp_path, tiny_llama, pool))
-    assert result.returncode == 1 and len(result.stderr.strip().splitlines()) == 1
-    assert "birch" in result.stderr and not (tmp_path / "search").exists()
-
-
-def test_an_unknown_option_lists_the_options_and_nothing_else(
-    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
-) -> None:
-    result = searches.run([*searches.arguments(tmp_path, tiny_llama, tiny_pool), "task=chess"])
-    assert result.stderr.rstrip().split("; ")[-1].endswith("truthfulqa_mini")
-
-
-def test_online_without_a_login_leaves_nothing(
-    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
-) -> None:
+    one_line(searches.run(searches.arguments(tmp_path, tiny_llama, pool)), tmp_path, "birch")
+    # Online without a login.
     command = searches.arguments(tmp_path, tiny_llama, tiny_pool, tracker="wandb")
-    environment = searches.environment(HOME=str(tmp_path), WANDB_API_KEY="")
-    result = subprocess.run(
-        [sys.executable, "-m", "swarm.search", *command],
-        cwd=searches.ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 1 and "wandb login" in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1 and not (tmp_path / "search").exists()
-
-
-@pytest.mark.parametrize("content", ["[]", "{}", "no"])
-def test_a_state_that_is_none_is_one_line(
-    content: str, tmp_path: Path, tiny_llama: Path, tiny_pool: Path
-) -> None:
+    done = started("-m", "swarm.search", *command, HOME=str(tmp_path), WANDB_API_KEY="")
+    one_line(done, tmp_path, "wandb login")
+    # A record that is none.
     folder = tmp_path / "search" / "run"
     folder.mkdir(parents=True)
-    (folder / "rounds.jsonl").write_text(f"{content}\n")
-    result = searches.run(searches.arguments(tmp_path, tiny_llama, tiny_pool))
-    assert result.returncode == 1 and len(result.stderr.strip().splitlines()) == 1
-    assert "rounds.jsonl" in result.stderr
+    for content in ("[]", "{}", "no"):
+        (folder / "rounds.jsonl").write_text(f"{content}\n")
+        one_line(searches.run(words), tmp_path, "rounds.jsonl")
 
 
-@pytest.mark.parametrize("content", ["{", '{"dev": [], "test": []}', '{"dev": [{}], "test": [{}]}'])
-def test_a_bad_data_file_is_one_line_and_leaves_nothing(
-    content: str, tmp_path: Path, tiny_llama: Path, tiny_pool: Path
-) -> None:
-    (tmp_path / "tiny.json").write_text(content)
-    result = searches.run(searches.arguments(tmp_path, tiny_llama, tiny_pool))
-    assert result.returncode == 1 and len(result.stderr.strip().splitlines()) == 1
-    assert "tiny.json" in result.stderr and not (tmp_path / "search").exists()
-
-
-def test_the_printed_configuration_has_no_secret(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "swarm.search", "--cfg", "job", "name=x"]
-    secrets = searches.environment(WANDB_API_KEY="s3cret", HF_TOKEN="s3cret")
-    out = subprocess.run(
-        command, cwd=searches.ROOT, capture_output=True, text=True, check=True, env=secrets
-    )
-    assert "s3cret" not in out.stdout
+def test_the_printed_configuration_has_no_secret() -> None:
+    words = ("-m", "swarm.search", "--cfg", "job", "name=x")
+    out = started(*words, WANDB_API_KEY="s3cret", HF_TOKEN="s3cret")
+    assert out.returncode == 0 and "s3cret" not in out.stdout
     assert OmegaConf.create(out.stdout).name == "x"
     assert json.dumps(OmegaConf.to_container(OmegaConf.create(out.stdout)))
 
@@ -310,13 +265,6 @@ def test_a_dry_run_makes_no_folder_of_hydra(
 ) -> None:
     words = searches.arguments(tmp_path, tiny_llama, tiny_pool)
     asked = [*words, "dry_run=true", f"hydra.run.dir={tmp_path / 'made'}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "swarm.search", *asked],
-        cwd=tmp_path,
-        env=searches.environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = started("-m", "swarm.search", *asked, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert not (tmp_path / "made").exists()

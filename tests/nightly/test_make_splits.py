@@ -21,6 +21,7 @@ from swarm.search import build_run
 SCRIPT = searches.ROOT / "scripts" / "make_splits.py"
 sys.path.insert(0, str(SCRIPT.parent))
 make_splits = importlib.import_module("make_splits")
+subsets = importlib.import_module("make_choice_subsets")
 TEXTS = ("a stone", "nothing", "the sea", "a long road")
 
 
@@ -28,70 +29,64 @@ def texts(number: int) -> list[str]:
     return [f"{text} {number}" for text in TEXTS]
 
 
-def rows(name: str, count: int = 40) -> list[dict[str, Any]]:
-    """Rows with the columns that the set has on the hub, unread ones too."""
-    makers: dict[str, Any] = {
-        "mmlu": lambda n: {
-            "question": f"What is {n}?",
-            "subject": f"subject_{n % 3}",
-            "choices": texts(n),
-            "answer": n % 4,
-        },
-        "gsm8k": lambda n: {
+def row(name: str, n: int) -> dict[str, Any]:
+    """A row with the columns that the set has on the hub, unread ones too."""
+    options = dict(zip("ABCD", texts(n), strict=True))
+    ending = {"ind": n // 2, "activity_label": "Walking", "source_id": "x", "split": "val"}
+    ending |= {"ctx_a": f"A man walks {n} miles.", "ctx_b": "he"}
+    unread = {"choice_type": "single", "exp": None, "topic_name": None}
+    # Uneven: five in eight are of one domain.
+    law = ("law", "law", "math", "law", "law", "physics", "law", "math")[n % 8]
+    found: dict[str, dict[str, Any]] = {
+        "mmlu": {"subject": f"subject_{n % 3}", "choices": texts(n), "answer": n % 4},
+        "gsm8k": {
             "question": f"What is {n} and {n}?",
             "answer": f"<<{n}+{n}={2 * n}>>\n#### {2 * n:,}",
         },
-        "hellaswag": lambda n: {
-            "ind": n // 2,
-            "activity_label": "Walking",
-            "ctx_a": f"A man walks {n} miles.",
-            "ctx_b": "he",
+        "hellaswag": {
+            **ending,
             "ctx": f"A man walks {n} miles. he",
             "endings": texts(n),
-            "source_id": "x",
-            "split": "val",
             "split_type": ("indomain", "zeroshot")[n % 2],
             "label": str(n % 4),
         },
-        "truthfulqa": lambda n: {
-            "question": f"Is {n} true?",
+        "truthfulqa": {
             "mc1_targets": {"choices": texts(n), "labels": [1, 0, 0, 0]},
             "mc2_targets": {"choices": texts(n), "labels": [1, 1, 0, 0]},
         },
-        "medqa": lambda n: {
-            "question": f"A patient has {n}?",
+        "medqa": {
             "answer": texts(n)[n % 4],
-            "options": dict(zip("ABCD", texts(n), strict=True)),
-            "meta_info": "step1",
+            "options": options,
             "answer_idx": "ABCD"[n % 4],
+            "meta_info": "step1",
             "metamap_phrases": ["patient"],
         },
-        "medmcqa": lambda n: {
+        "medmcqa": {
             "id": f"uuid-{n}",
-            "question": f"Cause of {n}?",
-            **{f"op{letter}": text for letter, text in zip("abcd", texts(n), strict=True)},
             "cop": n % 4,
-            "choice_type": "single",
-            "exp": None,
             "subject_name": f"Subject {n % 2}",
-            "topic_name": None,
+            **unread,
+            **{f"op{letter.lower()}": text for letter, text in options.items()},
         },
-        "mmlu_pro": lambda n: {
+        "mmlu_pro": {
             "question_id": 100 + n,
-            "question": f"How is {n}?",
             "options": texts(n) + texts(-n - 1),
+            "category": law,
             "answer": "ABCDEFGH"[n % 8],
             "answer_index": n % 8,
             "cot_content": "",
-            # Uneven: five in eight are of one domain.
-            "category": ("law", "law", "math", "law", "law", "physics", "law", "math")[n % 8],
             "src": "x",
         },
     }
-    return [makers[name](number) for number in range(count)]
+    asked = {} if name == "hellaswag" else {"question": f"What is {n}?"}
+    return asked | found[name]
 
 
 SETS = ("mmlu", "gsm8k", "hellaswag", "truthfulqa", "medqa", "medmcqa", "mmlu_pro")
+
+
+def rows(name: str, count: int = 40) -> list[dict[str, Any]]:
+    return [row(name, number) for number in range(count)]
 
 
 def parquet(path: Path, content: list[dict[str, Any]]) -> Path:
@@ -100,9 +95,12 @@ def parquet(path: Path, content: list[dict[str, Any]]) -> Path:
     return path
 
 
-def script(*arguments: object, **environment: str) -> "subprocess.CompletedProcess[str]":
+def script(
+    name: str, source: Path | None, target: Path, *more: object, **environment: str
+) -> "subprocess.CompletedProcess[str]":
+    words = [name, "--to", target, *(["--source", source] if source else []), *more]
     return subprocess.run(
-        [sys.executable, str(SCRIPT), *map(str, arguments)],
+        [sys.executable, str(SCRIPT), *map(str, words)],
         capture_output=True,
         text=True,
         env=searches.environment(**environment),
@@ -130,56 +128,44 @@ def test_a_set_becomes_a_file_that_its_task_plays(name: str, tmp_path: Path) -> 
     assert (len(dev), len(test)) == (8, 20) and content["dataset"] == name
     assert not {item["question"] for item in dev} & {item["question"] for item in test}
     for items in (dev, test):
-        assert [s.value for s in task_items.played(task, items, task_items.Knowing(items))] == [
-            1.0 for _ in items
-        ]
+        knowing = task_items.played(task, items, task_items.Knowing(items))
+        assert [score.value for score in knowing] == [1.0] * len(items)
         silent = task_items.played(task, items, task_items.Silent())
         assert {(s.value, s.answer) for s in silent} == {(0.0, None)}
 
 
-def test_the_right_answer_is_the_row_s(tmp_path: Path) -> None:
-    """By the number in the question, whatever letter it stands under."""
+def test_answers_ids_and_domains_are_the_row_s(tmp_path: Path) -> None:
+    """By the number in the question, whatever letter the answer stands under."""
+    sets = {name: made(tmp_path, name) for name in SETS}
     for name in ("mmlu", "hellaswag", "medqa", "medmcqa"):
-        for item in made(tmp_path, name)["test"]:
+        for item in sets[name]["test"]:
             number = int("".join(filter(str.isdigit, item["question"])))
             assert item["choices"][item["answer"]] == texts(number)[number % 4]
-    for item in made(tmp_path, "truthfulqa")["test"]:
+    for item in sets["truthfulqa"]["test"]:
         assert item["choices"][item["answer"]].startswith("a stone")
-    for item in made(tmp_path, "gsm8k")["test"]:
+    letters = Counter(item["answer"] for item in sets["truthfulqa"]["test"])
+    assert len(letters) == 4 and max(letters.values()) < 15  # the right one is not always first
+    for item in sets["gsm8k"]["test"]:
         assert item["answer"] == f"{2 * int(item['question'].split()[2]):,}"
-
-
-def test_ids_and_domains_are_the_set_s(tmp_path: Path) -> None:
-    assert {item["id"] for item in made(tmp_path, "medmcqa")["dev"]} <= {
-        f"uuid-{n}" for n in range(40)
-    }
-    for item in made(tmp_path, "mmlu_pro")["test"]:
-        assert item["question"] == f"How is {item['id'] - 100}?"
-    assert {i["domain"] for i in made(tmp_path, "hellaswag")["test"]} == {"indomain", "zeroshot"}
-    assert {i["domain"] for i in made(tmp_path, "mmlu")["test"]} <= {
-        f"subject_{n}" for n in range(3)
-    }
-
-
-def test_the_right_one_of_truthfulqa_is_not_always_first(tmp_path: Path) -> None:
-    letters = Counter(item["answer"] for item in made(tmp_path, "truthfulqa")["test"])
-    assert len(letters) == 4 and max(letters.values()) < 15
-
-
-def test_dev_of_mmlu_pro_has_as_many_of_each_domain(tmp_path: Path) -> None:
+    for item in sets["mmlu_pro"]["test"]:
+        assert item["question"] == f"What is {item['id'] - 100}?"
+    assert {item["id"] for item in sets["medmcqa"]["dev"]} <= {f"uuid-{n}" for n in range(40)}
+    assert {i["domain"] for i in sets["hellaswag"]["test"]} == {"indomain", "zeroshot"}
+    assert {i["domain"] for i in sets["mmlu"]["test"]} <= {f"subject_{n}" for n in range(3)}
     content = made(tmp_path, "mmlu_pro", "--dev", 9)
     assert Counter(i["domain"] for i in content["dev"]) == {"law": 3, "math": 3, "physics": 3}
 
 
 def test_the_seed_decides_and_the_order_does_not(tmp_path: Path) -> None:
     shuffled = random.Random(0).sample(rows("mmlu"), 40)
+    contents = (
+        made(tmp_path, "mmlu"),
+        made(tmp_path, "mmlu", of=shuffled),
+        made(tmp_path, "mmlu", "--seed", 1),
+    )
     first, second, other = (
         [[item["question"] for item in content[split]] for split in ("dev", "test")]
-        for content in (
-            made(tmp_path, "mmlu"),
-            made(tmp_path, "mmlu", of=shuffled),
-            made(tmp_path, "mmlu", "--seed", 1),
-        )
+        for content in contents
     )
     assert first == second != other
 
@@ -192,11 +178,8 @@ def test_duplicates_and_what_is_unusable_are_left_out_and_counted(tmp_path: Path
         {**content[2], "id": "hidden", "question": "Hidden?", "cop": -1},
         {**content[3], "id": "empty", "question": "Empty?", "opb": None},
     ]
-    parquet(tmp_path / "x.parquet", content)
-    target = tmp_path / "x.json"
-    done = script(
-        "medmcqa", "--source", tmp_path / "x.parquet", "--to", target, "--dev", 4, "--test", 6
-    )
+    source, target = parquet(tmp_path / "x.parquet", content), tmp_path / "x.json"
+    done = script("medmcqa", source, target, "--dev", 4, "--test", 6)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert "skipped: 2 of 14 rows: a duplicate" in lines
@@ -204,18 +187,16 @@ def test_duplicates_and_what_is_unusable_are_left_out_and_counted(tmp_path: Path
     written = json.loads(target.read_text())
     ids = [item["id"] for split in ("dev", "test") for item in written[split]]
     assert sorted(ids) == sorted(f"uuid-{n}" for n in range(10))
-    more = script(
-        "medmcqa",
-        "--source",
-        tmp_path / "x.parquet",
-        "--to",
-        tmp_path / "y.json",
-        "--dev",
-        5,
-        "--test",
-        6,
-    )
+    more = script("medmcqa", source, tmp_path / "y.json", "--dev", 5, "--test", 6)
     assert more.returncode == 1 and "only 10 are distinct" in more.stderr
+    # A file that is there is not replaced.
+    target.write_text("my own")
+    again = ("medmcqa", source, target, "--dev", 4, "--test", 4)
+    done = script(*again)
+    assert done.returncode == 1 and "--force" in done.stderr
+    assert target.read_text() == "my own"
+    assert script(*again, "--force").returncode == 0
+    assert json.loads(target.read_text())["dataset"] == "medmcqa"
 
 
 def test_of_a_folder_the_files_of_the_split_are_read(tmp_path: Path) -> None:
@@ -224,43 +205,16 @@ def test_of_a_folder_the_files_of_the_split_are_read(tmp_path: Path) -> None:
     parquet(tmp_path / "main" / "test-00000-of-00002.parquet", content[:15])
     parquet(tmp_path / "main" / "test-00001-of-00002.parquet", content[15:])
     parquet(tmp_path / "main" / "train-00000-of-00001.parquet", rows("gsm8k", 60)[30:])
-    target = tmp_path / "one.json"
-    done = script("gsm8k", "--source", tmp_path / "main", "--to", target, "--dev", 10, "--test", 20)
-    assert done.returncode == 0, done.stderr
     (tmp_path / "lines.jsonl").write_text("\n".join(map(json.dumps, content)))
-    again = tmp_path / "two.json"
-    done = script(
-        "gsm8k", "--source", tmp_path / "lines.jsonl", "--to", again, "--dev", 10, "--test", 20
-    )
-    assert done.returncode == 0, done.stderr
-    first, second = (json.loads(path.read_text()) for path in (target, again))
-    assert (first["dev"], first["test"]) == (second["dev"], second["test"])
-    assert {item["id"] for item in first["dev"] + first["test"]} == set(range(30))
-
-
-def test_a_file_that_is_there_is_not_replaced(tmp_path: Path) -> None:
-    source, target = parquet(tmp_path / "mmlu.parquet", rows("mmlu")), tmp_path / "mmlu.json"
-    target.write_text("my own")
-    arguments = ("mmlu", "--source", source, "--to", target, "--dev", 4, "--test", 4)
-    done = script(*arguments)
-    assert done.returncode == 1 and "--force" in done.stderr
-    assert target.read_text() == "my own"
-    assert script(*arguments, "--force").returncode == 0
-    assert json.loads(target.read_text())["dataset"] == "mmlu"
-
-
-def wrong_source(folder: Path, what: str) -> list[object]:
-    """Arguments that cannot work."""
-    if what == "column":
-        renamed = [{"prompt": row["question"], "choices": row["choices"]} for row in rows("mmlu")]
-        return ["--source", parquet(folder / "renamed.parquet", renamed)]
-    if what == "broken":
-        (folder / "broken.parquet").write_bytes(b"PAR1 and no more")
-        return ["--source", folder / "broken.parquet"]
-    if what == "nothing":
-        (folder / "empty").mkdir()
-        return ["--source", folder / "empty"]
-    return ["--source", folder / "nowhere"] if what == "nowhere" else []
+    found = []
+    for number, source in enumerate((tmp_path / "main", tmp_path / "lines.jsonl")):
+        target = tmp_path / f"{number}.json"
+        done = script("gsm8k", source, target, "--dev", 10, "--test", 20)
+        assert done.returncode == 0, done.stderr
+        written = json.loads(target.read_text())
+        found.append((written["dev"], written["test"]))
+    assert found[0] == found[1]
+    assert {item["id"] for split in found[0] for item in split} == set(range(30))
 
 
 @pytest.mark.parametrize(
@@ -268,47 +222,49 @@ def wrong_source(folder: Path, what: str) -> list[object]:
     [
         ("column", ['no column "question"', "there are: prompt, choices"]),
         ("broken", ["broken.parquet", "cannot be loaded"]),
-        ("nothing", ["no file", ".parquet"]),
+        ("empty", ["no file", ".parquet"]),
         ("nowhere", ["nowhere"]),
         ("hub", ["cais/mmlu", "connection", "--source"]),
+        ("package", ["datasets is not installed: pip install -e", "[data]"]),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing(
     what: str, words: list[str], tmp_path: Path
 ) -> None:
+    sources = {
+        "column": tmp_path / "renamed.parquet",
+        "broken": tmp_path / "broken.parquet",
+        "empty": tmp_path / "empty",
+        "nowhere": tmp_path / "nowhere",
+    }
+    renamed = [{"prompt": one["question"], "choices": one["choices"]} for one in rows("mmlu")]
+    parquet(sources["column"], renamed)
+    sources["broken"].write_bytes(b"PAR1 and no more")
+    sources["empty"].mkdir()
+    environment = {"HF_HOME": str(tmp_path)}
+    if what == "package":
+        (tmp_path / "datasets.py").write_text("raise ImportError(name='datasets')")
+        environment["PYTHONPATH"] = f"{tmp_path}:{searches.ROOT}"
     target = tmp_path / "out" / "mmlu.json"
-    done = script("mmlu", "--to", target, *wrong_source(tmp_path, what), HF_HOME=str(tmp_path))
+    done = script("mmlu", sources.get(what), target, **environment)
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
     assert all(word in done.stderr for word in words), done.stderr
     assert not target.parent.exists()
 
 
-def test_without_the_package_it_says_so(tmp_path: Path) -> None:
-    (tmp_path / "datasets.py").write_text("raise ImportError(name='datasets')")
-    path = f"{tmp_path}:{searches.ROOT}"
-    done = script("mmlu", "--to", tmp_path / "mmlu.json", PYTHONPATH=path)
-    assert done.returncode == 1 and done.stderr.count("\n") == 1
-    assert "datasets is not installed: pip install -e" in done.stderr and "[data]" in done.stderr
-
-
-subsets = importlib.import_module("make_choice_subsets")
-
-
 @pytest.mark.parametrize("name", sorted(subsets.ORIGINS))
 def test_subsets_that_ship_are_disjoint_and_name_their_source(name: str) -> None:
-    path = searches.ROOT / "data" / f"{name}_mini.json"
-    content = path.read_text()
+    content = (searches.ROOT / "data" / f"{name}_mini.json").read_text()
     data = json.loads(content)
     assert content == subsets.written(data)
     assert {key: data[key] for key in subsets.ORIGINS[name]} == subsets.ORIGINS[name]
     questions = [" ".join(i["question"].split()) for split in ("dev", "test") for i in data[split]]
     assert len(questions) == len(set(questions)) == 600 and len(data["dev"]) == 200
-    fetched = searches.ROOT / "data" / "eval" / f"{name}.json"
-    if not fetched.exists():
-        fetched = searches.ROOT.parent / "shared" / "data" / "eval" / fetched.name
-    if not fetched.exists():
-        pytest.skip(f"{fetched.name} of the original is not on this machine")
-    assert data == subsets.build(name, json.loads(fetched.read_text()))
+    places = (searches.ROOT / "data" / "eval", searches.ROOT.parent / "shared" / "data" / "eval")
+    fetched = [file for folder in places if (file := folder / f"{name}.json").exists()]
+    if not fetched:
+        pytest.skip(f"{name}.json of the original is not on this machine")
+    assert data == subsets.build(name, json.loads(fetched[0].read_text()))
 
 
 def test_a_subset_keeps_items_and_splits() -> None:
@@ -325,9 +281,7 @@ def test_a_subset_keeps_items_and_splits() -> None:
     for split in ("dev", "test"):
         for one in found[split]:
             source = given[split][one["id"]]
-            assert [one[key] for key in ("question", "choices", "answer")] == [
-                source[key] for key in ("question", "choices", "answer")
-            ]
+            assert all(one[key] == source[key] for key in ("question", "choices", "answer"))
             assert source["domain"] == "indomain"
             marked = one["question"].startswith("[header]")
             assert one["domain"] == ("wikihow" if marked else "activitynet")

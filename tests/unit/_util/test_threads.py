@@ -27,17 +27,8 @@ def test_threads_are_created_in_one_module() -> None:
     assert users == [SWARM / "_util" / "threads.py"]
 
 
-def test_threads_are_daemons_unless_stated_otherwise() -> None:
-    over = threading.Event()
-    waiting = (
-        start_thread(over.wait, name="daemon"),
-        start_thread(over.wait, name="other", daemon=False),
-    )
-    assert [(one.name, one.daemon) for one in waiting] == [("daemon", True), ("other", False)]
-    over.set()
-
-
 def test_a_future_has_the_result_or_the_exception_of_its_call() -> None:
+    assert start_thread(print, name="one").daemon
     assert submit(divmod, 7, 2, name="call").result(5) == (3, 1)
     assert isinstance(submit(divmod, 7, 0, name="call").exception(5), ZeroDivisionError)
     # Those that end a process are exceptions of the call too, and not of its thread.

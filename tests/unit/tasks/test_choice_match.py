@@ -120,13 +120,6 @@ def test_case_counts_where_the_parser_is_cased(tmp_path: Path) -> None:
         assert all(example.final for example in task.gold_examples(task.items("dev")))
 
 
-def test_a_missing_completion_is_an_error(tmp_path: Path) -> None:
-    run = (task := match(tmp_path)).run(task.items("dev"))
-    next(run)
-    with pytest.raises(ValueError, match="shorter"):
-        run.send([Completion("72")] * 5)
-
-
 # The signal that a search maximizes.
 
 
@@ -240,35 +233,33 @@ def doubting(folder: Path, **settings: Any) -> Abstain:
     return Abstain("one", str(write(folder / "one.json", {"dev": [ITEM]})), **settings)
 
 
+TRUE = "True|I cannot say|It is not false.|Yes|There is no doubt: true|True, it is not false"
+FALSE = "False|It is not true.|That isn't quite true|untrue|It is not correct|**No**, it is"
+
+
 @pytest.mark.parametrize(
-    ("first", "second", "value", "answer"),
+    ("first", "replies", "value", "answer"),
     [
-        (" B.", "True", 1.0, "B"),
-        (" A.", "True.", -1.0, "A"),
-        (" B.", "False", 0.0, ABSTENTION),
-        (" B.", "I cannot say", 1.0, "B"),
-        (" B.", "It is not true.", 0.0, ABSTENTION),
-        (" A.", "That isn't quite true", 0.0, ABSTENTION),
-        (" A.", "untrue", 0.0, ABSTENTION),
-        (" A.", "It is not correct", 0.0, ABSTENTION),
-        (" A.", "**No**, it is", 0.0, ABSTENTION),
-        (" B.", "It is not false.", 1.0, "B"),
-        (" B.", "Yes", 1.0, "B"),
-        (" B.", "There is no doubt: true", 1.0, "B"),
+        (" B.", TRUE, 1.0, "B"),
+        (" A.", TRUE, -1.0, "A"),
+        (" B.", FALSE, 0.0, ABSTENTION),
+        (" A.", FALSE, 0.0, ABSTENTION),
         (" no idea", "", -1.0, None),
         ("", "false", 0.0, ABSTENTION),
-        (" B.", "True, it is not false", 1.0, "B"),
     ],
 )
 def test_abstention(
-    tmp_path: Path, first: str, second: str, value: float, answer: str | None
+    tmp_path: Path, first: str, replies: str, value: float, answer: str | None
 ) -> None:
     task = doubting(tmp_path)
     (item,) = task.items("dev")
-    (score,) = played(task, [item], Replying(first, second))
-    assert (score.value, score.answer) == (value, answer)
-    assert task.grade(item, answer) == value >= task.lowest
-    assert score.measures == {"abstained": float(value == 0.0), "right": float(first == " B.")}
+    for reply in replies.split("|"):
+        (score,) = played(task, [item], Replying(first, reply))
+        assert (score.value, score.answer) == (value, answer), reply
+        assert task.grade(item, answer) == value >= task.lowest
+        assert score.measures == {"abstained": float(value == 0.0), "right": float(first == " B.")}
+    assert abstain.verdict("no") is False and abstain.verdict("perhaps") is None
+    assert not abstain.is_decided("not true") and abstain.is_decided("not true,")
 
 
 def test_the_second_round_proposes_the_answer(tmp_path: Path) -> None:
@@ -317,8 +308,3 @@ def test_abstentions_vote_and_are_no_wrong_answers(tmp_path: Path) -> None:
     zeros = [Score(0.0, ABSTENTION)] * 20
     assert utility_with_interval(task, zeros)[:3] == (0.0, 0.0, 0.0)
     assert utility_with_interval(MultipleChoice("c", "c.json"), zeros).high > 0.1
-
-
-def test_a_verdict_stays(tmp_path: Path) -> None:
-    assert abstain.verdict("no") is False and abstain.verdict("perhaps") is None
-    assert not abstain.is_decided("not true") and abstain.is_decided("not true,")

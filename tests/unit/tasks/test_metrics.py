@@ -117,35 +117,19 @@ def test_a_constant_answer_may_be_to_abstain(tmp_path: Path) -> None:
     assert measure(task, scores).utility == 0
 
 
-@pytest.mark.parametrize(
-    ("answers", "share"),
-    [
-        (["No"] * 19 + ["Yes"], 0.95),
-        (["No"] * 18 + ["Yes"] * 2, None),
-        (["No"] * 10 + [None] * 10, 1.0),
-        (["No"] * 9 + [None] * 11, None),
-    ],
-)
-def test_one_answer_is_warned_of(
-    answers: list[str | None], share: float | None, tmp_path: Path
-) -> None:
+def test_one_answer_is_warned_of(tmp_path: Path) -> None:
     task = exact_match(tmp_path, "doors", ["No"], ["Yes", "No"] * 10)
-    found = find_one_answer_domains(
-        task, task.items("test"), given(task, task.items("test"), answers)
-    )
-    if share is None:
-        assert found == []
-        return
-    (one,) = found
-    assert one.domain == "gold answer: yes or no"
-    assert one.answer == "No" and one.share == share and one.right == 0.5
-    (words,) = format_one_answer_warnings(found, "the best found", "test")
-    assert words.startswith(
-        "Warning: in the domain (gold answer: yes or no) of test, the best found"
-    )
-
-
-def test_a_domain_of_one_gold_answer_is_not_warned_of(tmp_path: Path) -> None:
+    items = task.items("test")
+    for answers in (["No"] * 18 + ["Yes"] * 2, ["No"] * 9 + [None] * 11):
+        assert find_one_answer_domains(task, items, given(task, items, answers)) == []
+    for answers, share in ((["No"] * 19 + ["Yes"], 0.95), (["No"] * 10 + [None] * 10, 1.0)):
+        (one,) = find_one_answer_domains(task, items, given(task, items, answers))
+        assert one.domain == "gold answer: yes or no"
+        assert one.answer == "No" and one.share == share and one.right == 0.5
+        (words,) = format_one_answer_warnings([one], "the best found", "test")
+        beginning = "Warning: in the domain (gold answer: yes or no) of test, the best found"
+        assert words.startswith(beginning)
+    # A domain that has but one gold answer.
     mostly = exact_match(tmp_path, "mostly", ["No"], ["No"] * 19 + ["Yes"])
     items = mostly.items("test")
     assert find_one_answer_domains(mostly, items, given(mostly, items, ["No"] * 20)) == []

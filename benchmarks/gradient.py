@@ -21,7 +21,6 @@ from swarm.engine.gradient import (
     TokenizedExample,
     assign_routes,
     batch_examples,
-    can_pack_choices,
     compute_loss_and_gradient,
 )
 from swarm.engine.hf import HFEngine
@@ -53,8 +52,7 @@ def measure(name: str, base: BaseModel, options: argparse.Namespace) -> None:
     pool = Pool(options.pool, space="delta", **routes).open()
     engine = HFEngine()
     engine.open(base, pool, options.device)
-    engine._mixer.clear_positions()
-    assert can_pack_choices(engine._model)
+    assert engine._packs_choices
     batches = []
     for _ in range(options.steps):
         chosen = random.choice(len(items), options.batch, replace=False)

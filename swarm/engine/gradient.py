@@ -18,7 +18,6 @@ import numpy as np
 import torch
 
 from swarm.engine.base import Gradient
-from swarm.engine.decode import can_share_prefix
 from swarm.engine.lora import LoraLayers, LoraLinear
 from swarm.errors import NotFinite
 from swarm.models.base import Example, prompt_text
@@ -57,7 +56,7 @@ class TokenizedExample:
         """Return the rows that are read: each a list of what follows the prompt, mostly one.
 
         Args:
-            packed: Whether a row may have several; see `can_pack_choices`.
+            packed: Whether a row may have several; see `swarm.engine.decode.supports_slots`.
         """
         tails = list(dict.fromkeys(tuple(choice[:-1]) for choice in self.choices))
         return [tails] if packed else [[tail] for tail in tails]
@@ -88,7 +87,7 @@ class ExampleBatch:
     Args:
         examples: Examples, the longest first.
         pad: Token of padding.
-        packed: Whether a row may contain several choices; see `can_pack_choices`.
+        packed: Whether a row may contain several choices; see `swarm.engine.decode.supports_slots`.
         line: About how many tokens a line has; 0 for one row each.
 
     Attributes:
@@ -219,29 +218,6 @@ class ExampleBatch:
                 loss = mine.logsumexp(0) - mine[example.gold]
             total, first = total + example.weight * loss, first + size
         return total
-
-
-def can_pack_choices(model: Any) -> bool:
-    """Return whether the model applies a mask for each pair of tokens and the given positions.
-
-    Measured on ten tokens, as models with sliding windows, or with positions in the mask, do not.
-    """
-    if not can_share_prefix(model):
-        return False
-    tokens = [number % model.config.get_text_config().vocab_size for number in range(3, 13)]
-    prompt, first, second = tokens[:4], [*tokens[4:7], 0], [*tokens[7:], 0]
-    with torch.inference_mode():
-        try:
-            packed, alone = (
-                ExampleBatch(
-                    [TokenizedExample(prompt, choices, Example("", ("", "")))], 0, packed=True
-                ).compute_logits(model)[-1]
-                for choices in ([first, second], [second])
-            )
-        except (TypeError, ValueError, RuntimeError):
-            return False
-    # bfloat16 differs by some hundredths; a wrong mask by as much as logits differ from each other.
-    return bool((packed - alone).float().std() < 0.1 * alone.float().std())
 
 
 def compute_loss_and_gradient(

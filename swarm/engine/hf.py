@@ -116,6 +116,8 @@ class HFEngine(Engine):
         """Load the base; it answers unchanged after `set_adapters({})`, at positions [P, 0]."""
         import torch
 
+        from swarm.engine.decode import supports_slots
+
         model, tokenizer = base.load(device)
         if model.device.type == "cuda":
             # cuBLAS may otherwise add parts of a sum in 16 bits.
@@ -127,7 +129,8 @@ class HFEngine(Engine):
             # An eighth: other workers may load at the same time.
             install_cpu_forward(model, available_memory_bytes() // 8 if self.fixed_weights else 0)
         self._path = str(base.path)
-        self._packs_choices: bool | None = None
+        # Both take a mask for each pair of tokens, and any positions.
+        self._packs_choices = supports_slots(model)
         ends = end_token_ids(model.generation_config, tokenizer)
         self._hold_model(model, tokenizer, ends, context_length_of(model.config))
 
@@ -313,16 +316,12 @@ class HFEngine(Engine):
             OVERFLOW,
             assign_routes,
             batch_examples,
-            can_pack_choices,
             compute_loss_and_gradient,
         )
 
         rows = [self._tokenize_example(one) for one in examples]
         pad = self._tokenizer.pad_token_id
         position = position.reshape(assign_routes(rows, self.router), -1)
-        if self._packs_choices is None:
-            self._mixer.clear_positions()
-            self._packs_choices = can_pack_choices(self._model)
         while True:
             batches = batch_examples(rows, pad, self._budget, self._packs_choices)
             try:

@@ -143,15 +143,17 @@ class LoraLayers(Mixer):
         self._count = 1
         modules = dict(model.named_modules())
         for name, factors in basis.items():
-            linear, wanted = modules.get(name), (factors[0].shape[-1], factors[1].shape[-2])
-            there = isinstance(linear, nn.Linear) and (linear.in_features, linear.out_features)
-            if not isinstance(linear, nn.Linear) or there != wanted:
+            linear, there = modules.get(name), "none"
+            wanted = f"{factors[0].shape[-1]} x {factors[1].shape[-2]}"
+            if isinstance(linear, nn.Linear):
+                there = f"{linear.in_features} x {linear.out_features}"
+            if there != wanted:
                 raise UserError(
                     f"{where}: the experts do not fit the base: they adapt a linear layer {name} "
-                    f"of {wanted[0]} x {wanted[1]}, and the base has {there or 'none'}; use the "
-                    "base they were trained on"
+                    f"of {wanted}, and the base has {there}; use the base they were trained on"
                 )
-            self._layers[name] = LoraLinear(linear, factors, model.dtype, self._routing)
+            layer = LoraLinear(linear, factors, model.dtype, self._routing)  # type: ignore[arg-type]
+            self._layers[name] = layer
         for name, layer in self._layers.items():
             model.set_submodule(name, layer)
 

@@ -53,19 +53,19 @@ def describe_position(
             prompts are described individually, by the largest shares of each.
     """
     rows = np.reshape(np.asarray(position, dtype=np.float64), (len(groups), len(experts)))
-    if len(rows) == 1 or len({tuple(row) for row in rows}) == 1:
+    if (rows == rows[0]).all():
         return _describe_coefficients(experts, rows[0])
-    routes = describe_by_route(experts, position, groups)
-    if len(routes) > 1:
-        described = "; ".join(f"{name}: {words}" for name, words in routes.items())
-        each = len(groups) // len(group_by_route(groups))
-        return described + (f" (means of {each} groups)" if each > 1 else "")
-    if len(rows) <= 3:
-        return "; ".join(
-            f"{name}: {_describe_coefficients(experts, row)}"
-            for name, row in zip(groups, rows, strict=True)
-        )
-    return f"{_describe_coefficients(experts, rows.mean(axis=0))} (mean of {len(rows)} groups)"
+    described = describe_by_route(experts, position, groups)
+    each = len(groups) // len(group_by_route(groups))
+    more = f" (means of {each} groups)" if each > 1 else ""
+    if len(described) == 1:
+        if len(rows) > 3:
+            mean = _describe_coefficients(experts, rows.mean(axis=0))
+            return f"{mean} (mean of {len(rows)} groups)"
+        pairs = zip(groups, rows, strict=True)
+        described = {name: _describe_coefficients(experts, row) for name, row in pairs}
+        more = ""
+    return "; ".join(f"{name}: {words}" for name, words in described.items()) + more
 
 
 def describe_by_route(
@@ -76,24 +76,20 @@ def describe_by_route(
     Returns:
         Name of the route -> "1.00 rooms - 0.08 logic"; means where it has several groups.
     """
-    routes, means = route_means(groups, position)
-    return {
-        name: _describe_coefficients(experts, row, MAX_SHARES)
-        for name, row in zip(routes, means, strict=True)
-    }
+    pairs = zip(*route_means(groups, position), strict=True)
+    return {name: _describe_coefficients(experts, row, MAX_SHARES) for name, row in pairs}
 
 
 def _describe_coefficients(
     experts: Sequence[str], row: np.ndarray, limit: int | None = None
 ) -> str:
     shares = sorted(zip(row.tolist(), experts, strict=True), key=lambda pair: -abs(pair[0]))
-    shares = shares[:limit]
-    words = ""
-    for share, name in shares:
-        if abs(share) >= 0.005:
-            sign = ("- " if share < 0 else "") if not words else (" - " if share < 0 else " + ")
-            words += f"{sign}{abs(share):.2f} {name}"
-    return words or "no expert"
+    parts = [
+        f"{'-' if share < 0 else '+'} {abs(share):.2f} {name}"
+        for share, name in shares[:limit]
+        if abs(share) >= 0.005
+    ]
+    return " ".join(parts).removeprefix("+ ") or "no expert"
 
 
 def position_label(optimizer: Mapping[str, Any], position: Sequence[float]) -> str | None:

@@ -10,68 +10,25 @@ import time
 import zipfile
 from pathlib import Path
 
-import numpy as np
 import pytest
+import searches
+import tiny
 from file_servers import environment, folder, hub, serving
+from peft import PeftModel
 
-from swarm.engine.base_model import BaseModel, quicker_dtype
+from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
+from swarm.export.export import Export
 
 MEMBER = "tiny_model/tiny.gguf"
 
 
-def write_gguf(path: Path) -> None:
-    """A random Llama of one layer and 300 tokens in GGUF."""
-    import gguf
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    hidden, inner, heads, kv = 32, 64, 4, 2
-    tokens = ["<unk>", "<s>", "</s>", *bytes_to_unicode().values(), "ab", "cd"]
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_context_length(64)
-    writer.add_embedding_length(hidden)
-    writer.add_block_count(1)
-    writer.add_feed_forward_length(inner)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(kv)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * 258)
-    writer.add_token_merges(["a b", "c d"])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    generator = np.random.default_rng(0)
-    narrow = hidden * kv // heads
-    shapes = {
-        "token_embd": (len(tokens), hidden),
-        "output_norm": (hidden,),
-        "blk.0.attn_norm": (hidden,),
-        "blk.0.ffn_norm": (hidden,),
-        "blk.0.attn_q": (hidden, hidden),
-        "blk.0.attn_k": (narrow, hidden),
-        "blk.0.attn_v": (narrow, hidden),
-        "blk.0.attn_output": (hidden, hidden),
-        "blk.0.ffn_gate": (inner, hidden),
-        "blk.0.ffn_up": (inner, hidden),
-        "blk.0.ffn_down": (hidden, inner),
-    }
-    for name, shape in shapes.items():
-        writer.add_tensor(f"{name}.weight", generator.normal(size=shape).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
 @pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A package index with one wheel, tiny-model 1.0, that carries a GGUF."""
+def index(tiny_pool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A package index with one wheel, tiny-model 1.0, that carries a GGUF: an expert, merged."""
     root = tmp_path_factory.mktemp("index")
-    gguf = root / "tiny.gguf"
-    write_gguf(gguf)
+    Export(str(tiny_pool / "amber"), str(root / "tiny"), "gguf").write()
+    gguf = root / "tiny" / "tiny-F16.gguf"
     project = root / "tiny-model"
     project.mkdir()
     wheel = project / "tiny_model-1.0-py3-none-any.whl"
@@ -113,40 +70,28 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def test_folder_loads(tiny_llama: Path) -> None:
+def test_folder_loads(tiny_llama: Path, tmp_path: Path) -> None:
+    """With a pad token, and a head that reads contiguous rows: a strided slice of the last position
+    would be multiplied row by row."""
     import torch
-
-    base = BaseModel(str(tiny_llama))
-    model, tokenizer = base.load("cpu")
-    assert base.resolve() == str(tiny_llama)
-    assert model.dtype == torch.float32 and not model.training
-    assert not any(weight.requires_grad for weight in model.parameters())
-    assert tokenizer.padding_side == "left" and tokenizer.pad_token is not None
-    model, _ = BaseModel(str(tiny_llama), dtype="bfloat16").load("cpu")
-    assert model.dtype == torch.bfloat16
-
-
-def test_the_head_reads_contiguous_rows(tiny_llama: Path) -> None:
-    """A strided slice of the last position would be multiplied row by row."""
-    import torch
-
-    model, _ = BaseModel(str(tiny_llama)).load("cpu")
-    seen: list[bool] = []
-    head = model.get_output_embeddings()
-    head.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].is_contiguous()))
-    with torch.inference_mode():
-        model(input_ids=torch.ones(3, 5, dtype=torch.long), logits_to_keep=1)
-    assert seen == [True]
-
-
-def test_missing_pad_token_is_replaced(tiny_llama: Path, tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     copy = shutil.copytree(tiny_llama, tmp_path / "no-pad")
     words = AutoTokenizer.from_pretrained(copy)
     words.pad_token = None
     words.save_pretrained(copy)
-    assert BaseModel(str(copy)).load("cpu")[1].pad_token == words.eos_token
+    for dtype, kind in (("auto", torch.float32), ("bfloat16", torch.bfloat16)):
+        base = BaseModel(str(copy), dtype=dtype)  # type: ignore[arg-type]
+        model, tokenizer = base.load("cpu")
+        assert base.resolve() == str(copy) and model.dtype == kind and not model.training
+        assert not any(weight.requires_grad for weight in model.parameters())
+        assert (tokenizer.padding_side, tokenizer.pad_token) == ("left", words.eos_token)
+    seen: list[bool] = []
+    head = model.get_output_embeddings()
+    head.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].is_contiguous()))
+    with torch.inference_mode():
+        model(input_ids=torch.ones(3, 5, dtype=torch.long), logits_to_keep=1)
+    assert seen == [True]
 
 
 def test_fingerprint_follows_config_and_layout(
@@ -180,21 +125,18 @@ def test_bad_values_end_at_once(given: dict[str, str | None], says: str) -> None
 
 
 def test_a_folder_needs_a_configuration_and_safetensors(tiny_llama: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no such folder"):
-        BaseModel(str(tmp_path / "nowhere")).resolve()
-    with pytest.raises(UserError, match=r"no config\.json"):
-        BaseModel(str(tmp_path)).resolve()
+    def refused(path: Path, says: str) -> None:
+        with pytest.raises(UserError, match=says):
+            BaseModel(str(path)).load("cpu")
+
+    refused(tmp_path / "nowhere", "no such folder")
+    refused(tmp_path, r"no config\.json")
     (tmp_path / "config.json").write_text((tiny_llama / "config.json").read_text())
     (tmp_path / "pytorch_model.bin").write_bytes(b"never unpickled")
-    with pytest.raises(UserError, match="safetensors"):
-        BaseModel(str(tmp_path)).resolve()
-
-
-def test_broken_weights_end_in_one_line(tiny_llama: Path, tmp_path: Path) -> None:
+    refused(tmp_path, "safetensors, .*pickled")
     broken = shutil.copytree(tiny_llama, tmp_path / "broken")
     (broken / "model.safetensors").write_bytes(b"\x10")
-    with pytest.raises(UserError, match="cannot be opened"):
-        BaseModel(str(broken)).load("cpu")
+    refused(broken, "cannot be opened")
 
 
 def test_unreachable_hub_fails_quickly(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +156,7 @@ def test_the_hub_gives_safetensors_and_code_only_when_asked_for(
     more = {"pytorch_model.bin": b"", "modeling.py": b"1/0"}
     asked: list[str] = []
     script = (
-        "from swarm.engine.base_model import BaseModel, quicker_dtype; "
+        "from swarm.engine.base_model import BaseModel; "
         f"print(BaseModel('owner/tiny', trust_remote_code={trust}).resolve())"
     )
     with serving(hub({"owner/tiny": files | more}, asked)) as address:
@@ -233,7 +175,11 @@ def test_the_hub_gives_safetensors_and_code_only_when_asked_for(
 
 
 def test_wheel_becomes_a_plain_model(
-    index: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+    index: Path,
+    cache: Path,
+    tiny_llama: Path,
+    tiny_pool: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import torch
 
@@ -245,8 +191,9 @@ def test_wheel_becomes_a_plain_model(
     assert sorted(path.name for path in plain.parent.iterdir()) == [plain.name]
     assert "quantization" not in (plain / "config.json").read_text()
     model, tokenizer = base.load("cpu")
-    ids = tokenizer("hello", return_tensors="pt")
-    assert model(**ids).logits.shape[-1] == 261 and model.dtype == torch.float32
+    assert tokenizer("yes or no").input_ids and model.dtype == torch.float32
+    expert = PeftModel.from_pretrained(tiny.load(tiny_llama), tiny_pool / "amber").eval()
+    assert (tiny.logits(model) - tiny.logits(expert)).abs().max() < 0.05, "float16 in the wheel"
 
 
 def test_wheel_with_another_hash_is_refused(
@@ -278,9 +225,12 @@ def test_a_wheel_stands_for_its_own_model_alone(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_quicker_type_is_measured() -> None:
+def test_the_quicker_type_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Larger products than the function's own take less time in the type that it returns."""
     import torch
+
+    monkeypatch.syspath_prepend(searches.ROOT / "scripts")
+    from quicker_dtype import quicker_dtype
 
     before = torch.get_num_threads()
     quicker = quicker_dtype()

@@ -1,7 +1,9 @@
 """Decoding in slots that are refilled, in steps that can be captured, and with own caches."""
 
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,8 @@ from swarm.pool.pool import Pool
 
 WORDS = "please answer with one word yes or no the graph of 5 nodes has edges between".split()
 POSITIONS = np.array([[1.0, 0, 0, 0], [0, 0.4, 0.6, 0], [0.2, 0.2, 0, -0.5]])
+PLANS = pytest.mark.parametrize("plan", ["merged", "stacked"])
+SPACES = pytest.mark.parametrize("space", ["factor", "delta"])
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma"])
@@ -61,21 +65,18 @@ def requests(count: int, particles: int, prefix: str = "") -> list[list[Request]
 
 def assert_same(found: list[list[Completion]], expected: list[list[Completion]]) -> None:
     """Equal texts and counts, and log probabilities up to rounding."""
-    flat = [[one for row in rows for one in row] for rows in (found, expected)]
+    flat = [list(chain.from_iterable(rows)) for rows in (found, expected)]
     for mine, other in zip(*flat, strict=True):
-        assert (mine.text, mine.new_tokens, mine.finish) == (
-            other.text,
-            other.new_tokens,
-            other.finish,
-        )
-        assert [t.text for t in mine.tokens] == [t.text for t in other.tokens]
-        for one, two in zip(mine.tokens, other.tokens, strict=True):
-            assert one.logprob == pytest.approx(two.logprob, abs=1e-4)
-            assert [text for text, _ in one.top] == [text for text, _ in two.top]
+        assert (mine.text, mine.new_tokens) == (other.text, other.new_tokens)
+        assert mine.finish == other.finish
+        for token, two in zip(mine.tokens, other.tokens, strict=True):
+            assert token.text == two.text
+            assert token.logprob == pytest.approx(two.logprob, abs=1e-4)
+            assert [text for text, _ in token.top] == [text for text, _ in two.top]
 
 
-@pytest.mark.parametrize("plan", ["merged", "stacked"])
-@pytest.mark.parametrize("space", ["factor", "delta"])
+@PLANS
+@SPACES
 def test_refilled_slots_give_the_texts_of_batches(
     plan: str, space: str, family: tuple[Path, Path]
 ) -> None:
@@ -147,15 +148,8 @@ class Recording(TorchDispatchMode):
                     old.copy_(new)
 
 
-def record(act: Callable[[], None]) -> Callable[[], None]:
-    """Capture as a CUDA graph is captured: the call itself changes nothing that remains."""
-    with Recording() as recording:
-        act()
-    return recording.replay
-
-
-@pytest.mark.parametrize("plan", ["merged", "stacked"])
-@pytest.mark.parametrize("space", ["factor", "delta"])
+@PLANS
+@SPACES
 def test_captured_steps_are_replayed_for_other_prompts_and_positions(
     plan: str, space: str, family: tuple[Path, Path]
 ) -> None:
@@ -172,10 +166,11 @@ def test_captured_steps_are_replayed_for_other_prompts_and_positions(
         captured.append(act)
         state = [engine._decoder._tokens, engine._decoder._positions]
         before = [tensor.clone() for tensor in state]
-        replay = record(act)
+        with Recording() as recording:
+            act()
         for tensor, value in zip(state, before, strict=True):
             tensor.copy_(value)
-        return replay
+        return recording.replay
 
     for turn, wanted in enumerate([POSITIONS, POSITIONS[::-1].copy(), 0.5 * POSITIONS]):
         asked = requests(8 + turn, 3)
@@ -218,25 +213,12 @@ def test_out_of_memory_continues_with_fewer_slots(family: tuple[Path, Path]) -> 
     assert engine._slot_tokens < 300 and engine._budget == 600
 
 
-def test_models_without_full_attention_keep_their_own_cache(tmp_path: Path) -> None:
-    tiny.model(tmp_path, "mistral")
-    engine = HFEngine()
-    engine.load_base(BaseModel(str(tmp_path)), "cpu")
-    engine.set_adapters({})
-    assert not decode.supports_slots(engine._model)
-    asked = [[Request(" ".join(WORDS[: 1 + i]), 1 + 2 * i) for i in range(6)]]
-    together = engine.generate(np.zeros((1, 0)), asked)[0]
-    alone = [engine.generate(np.zeros((1, 0)), [[one]])[0][0] for one in asked[0]]
-    assert together == alone
-
-
 @pytest.mark.parametrize(
     ("free", "tokens"), [(80 << 30, 4 * 65536), (6 << 30, 65536), (9 << 30, 2 * 65536)]
 )
 def test_slots_take_at_most_half_of_the_memory_left(free: int, tokens: int) -> None:
-    from types import SimpleNamespace as Stub
-
-    config = Stub(num_key_value_heads=8, head_dim=64, num_hidden_layers=16, num_attention_heads=8)
-    config.get_text_config = lambda: config
-    model = Stub(config=config, device=Stub(type="cuda"), dtype=torch.bfloat16)
+    shape = {"num_key_value_heads": 8, "head_dim": 64, "num_hidden_layers": 16}
+    config = SimpleNamespace(get_text_config=lambda: SimpleNamespace(**shape))
+    device = SimpleNamespace(type="cuda")
+    model = SimpleNamespace(config=config, device=device, dtype=torch.bfloat16)
     assert decode.cache_tokens(model, 65536, free) == tokens

@@ -1,7 +1,9 @@
-"""The engine against PEFT's own forward and transformers' own generate."""
+"""One contract of all engines, against plain loops over transformers and PEFT."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -11,11 +13,12 @@ from peft import PeftModel
 from transformers import AutoTokenizer
 
 from swarm.engine import decode
-from swarm.engine.base import MERGE_FROM_CPU, MERGE_FROM_GPU, Mixer, choose_plan
+from swarm.engine.base import MERGE_FROM_CPU, MERGE_FROM_GPU, choose_plan
 from swarm.engine.base_model import BaseModel
-from swarm.engine.decode import Reader, score_choices
+from swarm.engine.full import FullModelPool, FullWeightsEngine
 from swarm.engine.hf import HFEngine, HFModel
 from swarm.engine.lora import LoraLayers
+from swarm.engine.token_ensemble import ModelEnsemble, TokenEnsembleEngine
 from swarm.engine.tokenization import encode_choice, encode_prompt
 from swarm.errors import UserError
 from swarm.loop.context import check_context
@@ -23,208 +26,187 @@ from swarm.models.base import Message, Request
 from swarm.pool.pool import Pool
 from swarm.tasks.base import Item, Task, TaskRun
 
-PROMPTS = [
+PROMPTS = (
     "please answer with one word",
     "a graph of 5 nodes has edges between 1 and 2: is there a path from 1 to 2? answer:",
-    "no",
+    "",
     "the answer is not (B) or (C) but",
-]
+)
+TEXT = " the final answer is 12, because seven friendly birds flew over mountains and rivers."
+CHOICES = ((" (A)", " yes or no", " B", ""), (" 12",), (TEXT,), (" (B)", TEXT[:60]))
+MIXED = (0.7, 0.6, -0.3)
+SHARES = ((0.5, 0.5, 0.0), (0.2, 0.3, 0.5), (1.4, -0.4, 0.0), (0.0, 2.0, -1.0))
 
 
-@pytest.fixture(scope="module", params=tiny.KINDS)
-def family(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, Path]:
-    """A base model of each type, and experts of it that differ in rank and targets."""
-    folder = tmp_path_factory.mktemp(request.param)
-    base = tiny.model(folder / "base", request.param)
-    return base, tiny.mixed_pool(base, folder / "pool")
+class Case(NamedTuple):
+    """An open engine, positions, and the next token's log probabilities at them by other means."""
+
+    engine: Any
+    pool: Any
+    positions: np.ndarray
+    logprobs: Callable[[int, list[int]], torch.Tensor]
 
 
-LLAMA_ALONE = pytest.mark.parametrize("family", ["llama"], indirect=True)
-"""For what does not depend on the architecture."""
+def said(network: Any, ids: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        return network(torch.tensor([ids])).logits[0, -1].double().log_softmax(-1)
 
 
-def opened(family: tuple[Path, Path], **settings: object) -> tuple[HFEngine, Pool]:
-    base, folder = family
-    pool = Pool(folder).open()
-    engine = HFEngine(**settings)  # type: ignore[arg-type]
-    engine.open(BaseModel(str(base)), pool, "cpu")
-    return engine, pool
+def opened(engine: Any, base: BaseModel, pool: Any) -> Any:
+    engine.check(base, pool)
+    engine.open(base, pool, "cpu")
+    return engine
 
 
-def position(pool: Pool, *shares: float) -> np.ndarray:
-    return np.array([[*shares, *[0.0] * (len(pool.names) - len(shares))]])
+def adapters(folder: Path, kind: str, plan: Any, **how: Any) -> Case:
+    """Experts alone, by PEFT, and a mixture, by PEFT from what is saved of it."""
+    base = tiny.model(folder / "base", kind)
+    pool = Pool(tiny.mixed_pool(base, folder / "pool"), **how).open()
+    positions = np.array([*np.eye(4), (*MIXED, 0.0)])
+    pool.save(positions[4], folder / "best")
+    paths = [*(folder / "pool" / name for name in pool.names), folder / "best"]
+    networks = [PeftModel.from_pretrained(tiny.load(base), path).eval() for path in paths]
+    # So few tokens a batch that a long choice is read in pieces.
+    engine = opened(HFEngine(plan, 900), BaseModel(str(base)), pool)
+    return Case(engine, pool, positions, lambda p, ids: said(networks[p], ids))
 
 
-def test_stacked_logits_are_pefts(family: tuple[Path, Path]) -> None:
-    """All experts in one batch say what each says alone under PEFT."""
-    base, folder = family
-    pool = Pool(folder).open()
-    model = tiny.load(base)
+def full(folder: Path, kind: str) -> Case:
+    """Models alone, and a mixture from what is saved of it."""
+    models = [tiny.model(folder / str(seed), kind, seed) for seed in range(3)]
+    pool = FullModelPool(list(map(str, models)))
+    pool.save(MIXED, folder / "best")
+    networks = [tiny.load(path) for path in (*models, folder / "best")]
+    engine = opened(FullWeightsEngine(), pool.base, pool)
+    return Case(engine, pool, np.array([*np.eye(3), MIXED]), lambda p, ids: said(networks[p], ids))
+
+
+def tokens(folder: Path, kind: str) -> Case:
+    """Mixed probabilities in float64, of a third model with padding in its vocabulary."""
+    kinds = enumerate(("llama", "gemma", kind))
+    models = [tiny.model(folder / str(seed), one, seed) for seed, one in kinds]
+    networks, pool = [tiny.load(model) for model in models], ModelEnsemble(list(map(str, models)))
+    positions = np.array([*np.eye(3), *SHARES])
+
+    def mixed(p: int, ids: list[int]) -> torch.Tensor:
+        each = [said(one, ids)[: tiny.WORDS].softmax(-1) for one in networks]
+        total = sum(w * one for w, one in zip(positions[p], each, strict=True)).clamp(min=0)  # type: ignore[union-attr]
+        return (total / total.sum()).log()
+
+    return Case(opened(TokenEnsembleEngine(), pool.open().base, pool), pool, positions, mixed)
+
+
+CASES: dict[str, tuple[Callable[..., Case], tuple[str, ...], dict[str, str]]] = {
+    "llama, merged": (adapters, ("llama", "merged"), {}),
+    "llama, stacked": (adapters, ("llama", "stacked"), {"space": "delta"}),
+    "gemma, stacked": (adapters, ("gemma", "stacked"), {}),
+    "qwen2, merged": (adapters, ("qwen2", "merged"), {"space": "delta"}),
+    "sliding window": (adapters, ("mistral", "stacked"), {}),
+    "full models": (full, ("gemma",), {}),
+    "token ensemble": (tokens, ("llama",), {}),
+    "token ensemble with a sliding window": (tokens, ("mistral",), {}),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    make, given, more = CASES[request.param]
+    return make(tmp_path_factory.mktemp("case"), *given, **more)
+
+
+def test_texts_are_those_of_a_plain_loop(case: Case) -> None:
+    """Batched, padded, compacted, cached: the greedy tokens, one after the other from nothing."""
+    asked = [[Request(prompt, 12) for prompt in PROMPTS]] * len(case.positions)
+    rows = case.engine.generate(case.positions, asked)
+    assert len({one.text for row in rows for one in row}) > 2 * len(PROMPTS)
+    tokenizer = case.engine._tokenizer
+    for p, row in enumerate(rows):
+        for prompt, completion in zip(PROMPTS, row, strict=True):
+            start, new = encode_prompt(tokenizer, prompt), list[int]()
+            while len(new) < 12:
+                token = int(case.logprobs(p, start + new)[: tiny.WORDS + 8].argmax())
+                if token == tokenizer.eos_token_id:
+                    break
+                new.append(token)
+            assert completion.text == tokenizer.decode(new, skip_special_tokens=True)
+            assert (completion.prompt_tokens, completion.new_tokens) == (len(start), len(new))
+
+
+def test_choices_have_the_sum_of_their_tokens_log_probabilities(case: Case) -> None:
+    """One token, several or none, few choices or many, after a prompt or nothing."""
+    requests = [Request(p, 0, c) for p, c in zip(PROMPTS, CHOICES, strict=True)]
+    rows = case.engine.generate(case.positions, [requests] * len(case.positions))
+    tokenizer = case.engine._tokenizer
+    for p, row in enumerate(rows):
+        for request, completion in zip(requests, row, strict=True):
+            start = encode_prompt(tokenizer, request.prompt)
+            for number, choice in enumerate(request.choices):
+                rest = encode_choice(tokenizer, request.prompt, choice)
+                steps = [case.logprobs(p, start + rest[:i]) for i in range(len(rest))]
+                each = [float(step[t]) for step, t in zip(steps, rest, strict=True)]
+                if min(each, default=0.0) > -60:
+                    assert completion.logprobs[number] == pytest.approx(sum(each), abs=2e-3)
+                else:  # what is impossible has a floor
+                    assert -99 * len(rest) < completion.logprobs[number] < -60
+                likeliest = [int(s.argmax()) == t for s, t in zip(steps, rest, strict=True)]
+                assert completion.greedy[number] == all(likeliest)
+                assert completion.choice_tokens[number] == len(rest)
+            read = sum(max(count - 1, 0) for count in completion.choice_tokens)
+            assert completion.new_tokens == read
+
+
+def test_particles_may_ask_different_things(case: Case) -> None:
+    """As in the second round of a game: other prompts, other choices, or none; some begin alike."""
+    prefix = "a graph has edges. please answer with one word. " * 2
+    asked = [
+        [Request("yes or no", 4), *(Request(prefix + t, 10) for t in ("1 2 3 4 5 6", "no"))],
+        [Request(prefix + "no", 6), Request("a graph of 5 nodes", 2), Request("no", 0, (TEXT,))],
+        [Request("yes or no", 0, (" (A)", " no")), Request("the answer is", 5)],
+    ]
+    ids = encode_prompt(case.engine._tokenizer, prefix)
+    assert len(ids) > decode.MINIMUM_PREFIX
+    together = case.engine.generate(case.positions[:3], asked)
+    for position, requests, row in zip(case.positions[:3], asked, together, strict=True):
+        for request, completion in zip(requests, row, strict=True):
+            alone = case.engine.generate(position[None], [[request]])[0][0]
+            assert completion.text == alone.text and completion.greedy == alone.greedy
+            assert completion.logprobs == pytest.approx(alone.logprobs, abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_llama: Path, mixed_pool: Path) -> HFEngine:
+    return opened(HFEngine(), BaseModel(str(tiny_llama)), Pool(mixed_pool).open())
+
+
+def test_layers_answer_for_all_positions_and_are_removed(
+    tiny_llama: Path, mixed_pool: Path
+) -> None:
+    pool, model = Pool(mixed_pool).open(), tiny.load(tiny_llama)
     before = tiny.logits(model)
     layers = LoraLayers(model, {name: pool.expert_factors(name) for name in pool.modules})
-    layers.set_positions(torch.eye(len(pool.names), dtype=torch.float64))
-    layers.route_rows(torch.arange(len(pool.names)).repeat_interleave(2))
+    layers.set_positions(torch.eye(4, dtype=torch.float64))
+    layers.route_rows(torch.arange(4).repeat_interleave(2))
     with tiny.seeded(0), torch.inference_mode():
-        tokens = torch.randint(4, tiny.WORDS, (2, 12))
-        rows = model(input_ids=tokens.repeat(len(pool.names), 1)).logits
+        rows = model(input_ids=torch.randint(4, tiny.WORDS, (2, 12)).repeat(4, 1)).logits
     for number, name in enumerate(pool.names):
-        alone = tiny.logits(PeftModel.from_pretrained(tiny.load(base), folder / name).eval())
+        peft = PeftModel.from_pretrained(tiny.load(tiny_llama), mixed_pool / name).eval()
+        alone = tiny.logits(peft)
         assert (rows[2 * number : 2 * number + 2] - alone).abs().max() < 1e-4
         assert (alone - before).abs().max() > 1e-2, "the expert changes nothing"
     layers.remove()
     assert torch.equal(tiny.logits(model), before)
 
 
-@pytest.mark.parametrize("plan", ["merged", "stacked"])
-def test_generates_what_peft_generates(family: tuple[Path, Path], plan: str) -> None:
-    """Batched, padded, compacted: the same greedy tokens as one prompt at a time under PEFT."""
-    base, folder = family
-    engine, pool = opened(family, plan=plan)
-    positions = np.eye(len(pool.names))
-    asked = [[Request(prompt, max_new_tokens=12) for prompt in PROMPTS]] * len(pool.names)
-    answers = engine.generate(positions, asked)
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    for row, name in zip(answers, pool.names, strict=True):
-        alone = PeftModel.from_pretrained(tiny.load(base), folder / name).eval()
-        for prompt, completion in zip(PROMPTS, row, strict=True):
-            ids = tokenizer(prompt, return_tensors="pt")
-            with torch.inference_mode():
-                out = alone.generate(**ids, max_new_tokens=12, do_sample=False)
-            text = tokenizer.decode(out[0, ids.input_ids.shape[1] :], skip_special_tokens=True)
-            assert completion.text == text
-            assert completion.prompt_tokens == ids.input_ids.shape[1]
-
-
-def test_saved_mixture_is_the_one_evaluated(family: tuple[Path, Path], tmp_path: Path) -> None:
-    base, _ = family
-    engine, pool = opened(family)
-    mixture = position(pool, 0.7, 0.6, -0.3)
-    answers = engine.generate(mixture, [[Request(p, max_new_tokens=8) for p in PROMPTS]])[0]
-    pool.save(mixture[0], tmp_path / "best")
-    network = PeftModel.from_pretrained(tiny.load(base), tmp_path / "best").eval()
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    for prompt, completion in zip(PROMPTS, answers, strict=True):
-        ids = tokenizer(prompt, return_tensors="pt")
-        with torch.inference_mode():
-            out = network.generate(**ids, max_new_tokens=8, do_sample=False)
-        text = tokenizer.decode(out[0, ids.input_ids.shape[1] :], skip_special_tokens=True)
-        assert completion.text == text
-
-
-def test_shared_prefix_is_read_once_and_changes_nothing(family: tuple[Path, Path]) -> None:
-    engine, pool = opened(family, plan="stacked")
-    prefix = "a graph has edges. please answer with one word. " * 2
-    prompts = [prefix + tail for tail in ("yes or no", "1 2 3 4 5 6 7", "no")]
-    ids = [engine._prompt_ids(prompt) for prompt in prompts]
-    assert decode.shared_prefix_length(ids) >= decode.MINIMUM_PREFIX
-    asked = [[Request(prompt, max_new_tokens=10) for prompt in prompts]] * 2
-    positions = np.eye(len(pool.names))[:2]
-    together = engine.generate(positions, asked)
-    alone = [
-        [engine.generate(positions[p : p + 1], [[request]])[0][0] for request in asked[p]]
-        for p in range(2)
-    ]
-    assert together == alone
-
-
-@pytest.mark.parametrize("plan", ["merged", "stacked"])
-def test_choices_are_scored_as_peft_scores_them(family: tuple[Path, Path], plan: str) -> None:
-    """One token, several or none, few choices or many: the sum of PEFT's log probabilities."""
-    base, folder = family
-    # So few tokens a batch that a long choice is read in pieces.
-    engine, pool = opened(family, plan=plan, max_tokens=900)
-    choices = [(" (A)", " yes or no", " B", ""), (" 12",), (TEXT,), (" (B)", TEXT[:60])]
-    asked = [[Request(p, 0, c) for p, c in zip(PROMPTS, choices, strict=True)]] * len(pool.names)
-    answers = engine.generate(np.eye(len(pool.names)), asked)
-    for name, row in zip(pool.names, answers, strict=True):
-        alone = PeftModel.from_pretrained(tiny.load(base), folder / name).eval()
-        for request, completion in zip(asked[0], row, strict=True):
-            found = zip(completion.logprobs, completion.greedy, completion.choice_tokens)  # noqa: B905
-            for choice, (logprob, greedy, count) in zip(request.choices, found, strict=True):
-                start, rest = both(engine, request.prompt, choice)
-                steps = forced(alone, start, rest)
-                assert logprob == pytest.approx(sum(s for s, _ in steps), abs=1e-4)
-                assert greedy == all(likeliest for _, likeliest in steps)
-                assert count == len(rest)
-            assert completion.new_tokens == sum(max(n - 1, 0) for n in completion.choice_tokens)
-
-
-TEXT = " the final answer is 12, because seven friendly birds flew over mountains and rivers." * 4
-
-
-def both(engine: HFEngine, prompt: object, choice: str) -> tuple[list[int], list[int]]:
-    """The token ids of a prompt and of a choice of it."""
-    return engine._prompt_ids(prompt), engine._choice_ids(Request(prompt, 0, (choice,)))[0]  # type: ignore[arg-type]
-
-
-def forced(network: object, start: list[int], rest: list[int]) -> list[tuple[float, bool]]:
-    """Each token's log probability after the ones before it, and whether it is the likeliest."""
-    with torch.inference_mode():
-        logits = network(torch.tensor([start + rest])).logits[0].float()  # type: ignore[operator]
-    scores = torch.log_softmax(logits, -1)
-    rows = [scores[len(start) - 1 + i] for i in range(len(rest))]
-    return [(row[t].item(), int(row.argmax()) == t) for row, t in zip(rows, rest, strict=True)]
-
-
-def test_an_empty_prompt_is_the_beginning_of_a_text(family: tuple[Path, Path]) -> None:
-    base, _ = family
-    engine, pool = opened(family)
-    one = position(pool, 1.0)
-    scored = engine.generate(one, [[Request("", 0, (TEXT,))]])[0][0]
-    start, rest = both(engine, "", TEXT)
-    assert start == [engine._tokenizer.bos_token_id]
-    engine._mixer.set_positions(torch.from_numpy(one))
-    expected = sum(s for s, _ in forced(engine._model, start, rest))
-    assert scored.logprobs[0] == pytest.approx(expected, abs=1e-4)
-    without = AutoTokenizer.from_pretrained(base)
-    without._tokenizer.post_processor = None
-    assert encode_prompt(without, "") == start
-    without.bos_token = None
-    assert encode_prompt(without, "") == [without.eos_token_id]
-
-
-@LLAMA_ALONE
-def test_a_choice_is_cut_into_tokens_as_after_its_prompt(family: tuple[Path, Path]) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(family[0])
+def test_prompts_and_choices_as_tokens(tiny_llama: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
     start, whole = tokenizer("the question is").input_ids, tokenizer("the question is 12").input_ids
     assert encode_choice(tokenizer, "the question is", " 12") == whole[len(start) :]
     # "the qu" and "estion" share a token.
     apart = tokenizer("estion", add_special_tokens=False).input_ids
     assert encode_choice(tokenizer, "the qu", "estion") == apart
-
-
-def test_a_model_with_a_sliding_window_is_scored_alike(tmp_path: Path) -> None:
-    """Its cache cannot be copied, so every choice is read with its prompt."""
-    model = tiny.load(tiny.model(tmp_path, "mistral"))
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    reader = Reader(model, Mixer(), tokenizer.pad_token_id)
-    assert not reader.copies
-    prompts = [tokenizer(prompt).input_ids for prompt in PROMPTS]
-    choices = [
-        [tokenizer(c, add_special_tokens=False).input_ids for c in (" (A)", TEXT[:80], "")]
-        for _ in PROMPTS
-    ]
-    choices[2] = choices[2][:1]
-    for positions in (1, 1000):
-        scored = score_choices(reader, prompts, choices, [0] * len(prompts), positions)
-        for prompt, row, found in zip(prompts, choices, scored, strict=True):
-            for rest, (logprob, greedy) in zip(row, found, strict=True):
-                steps = forced(model, prompt, rest)
-                assert logprob == pytest.approx(sum(s for s, _ in steps), abs=1e-4)
-                assert greedy == all(likeliest for _, likeliest in steps)
-
-
-def test_turns_need_a_chat_template(tiny_llama: Path, tmp_path: Path) -> None:
-    plain = tiny.plain(tiny_llama, tmp_path / "plain")
-    tokenizer = AutoTokenizer.from_pretrained(plain)
-    assert encode_prompt(tokenizer, "yes or no")
-    with pytest.raises(UserError, match=r"plain has no chat template.*task\.chat=false"):
-        encode_prompt(tokenizer, (Message("user", "yes or no"),))
-    with pytest.raises(UserError, match="no chat template"):
-        HFModel(BaseModel(str(plain))).check()
-    HFModel(BaseModel(str(tiny_llama))).check()
+    assert encode_prompt(tokenizer, "") == [tokenizer.bos_token_id]
+    tokenizer._tokenizer.post_processor = tokenizer.bos_token = None
+    assert encode_prompt(tokenizer, "") == [tokenizer.eos_token_id]
 
 
 class Mixed(Task):
@@ -244,68 +226,43 @@ class Mixed(Task):
         return 0.0
 
 
-def test_every_kind_of_prompt_is_tried(tiny_llama: Path, tmp_path: Path) -> None:
-    plain = AutoTokenizer.from_pretrained(tiny.plain(tiny_llama, tmp_path / "plain"))
+def test_turns_need_a_chat_template(tiny_llama: Path, tmp_path: Path) -> None:
+    plain = tiny.plain(tiny_llama, tmp_path / "plain")
+    tokenizer = AutoTokenizer.from_pretrained(plain)
+    assert encode_prompt(tokenizer, "yes or no")
+    with pytest.raises(UserError, match=r"plain has no chat template.*task\.chat=false"):
+        encode_prompt(tokenizer, (Message("user", "yes or no"),))
+    for act in (
+        HFModel(BaseModel(str(plain))).check,
+        lambda: check_context(Mixed(), tokenizer, 512),  # every kind of prompt is tried
+    ):
+        with pytest.raises(UserError, match="no chat template"):
+            act()
+    HFModel(BaseModel(str(tiny_llama))).check()
     check_context(Mixed(), AutoTokenizer.from_pretrained(tiny_llama), 512)
-    with pytest.raises(UserError, match="no chat template"):
-        check_context(Mixed(), plain, 512)
 
 
-@LLAMA_ALONE
-def test_prompts_that_never_come_again_do_not_fill_the_memory(family: tuple[Path, Path]) -> None:
-    engine, pool = opened(family)
-    engine._tokens.limit = 300
-    mixture = position(pool, 0.5, 0.5)
-    own = [[Request(prompt, 4) for prompt in PROMPTS]]
-    expected = engine.generate(mixture, own)
-    largest = 0
-    for number in range(40):
-        asked = [Request(f"the answer is {number}", 2), Request(f"{number}: ", 0, (" (A)", " 12"))]
-        engine.generate(mixture, [asked])
-        largest = max(largest, engine._tokens.token_count)
-        kept = sum(map(len, engine._tokens._found.values()))
-        assert kept == engine._tokens.token_count < 400
-    assert largest > 250 and engine.generate(mixture, own) == expected
-
-
-@LLAMA_ALONE
-def test_generation_stops_once_decided(family: tuple[Path, Path]) -> None:
-    engine, pool = opened(family)
-    free = [[Request(prompt, 12) for prompt in PROMPTS]]
-    settled = [[Request(prompt, 12, stop_check=has_three) for prompt in PROMPTS]]
-    long, short = (engine.generate(position(pool, 1.0), asked)[0] for asked in (free, settled))
+def test_generation_stops_once_decided(engine: HFEngine) -> None:
+    free = [Request(prompt, 12) for prompt in PROMPTS]
+    settled = [replace(one, stop_check=lambda text: len(text) >= 3) for one in free]
+    long, short = (engine.generate(np.eye(4)[:1], [asked])[0] for asked in (free, settled))
     assert sum(c.new_tokens for c in short) < sum(c.new_tokens for c in long)
     for whole, part in zip(long, short, strict=True):
         # A character may still lack some of its bytes.
         assert whole.text.startswith(part.text.rstrip("\ufffd"))
 
 
-def has_three(text: str) -> bool:
-    return len(text) >= 3
-
-
-def test_a_pool_of_another_base_is_refused(tiny_qwen2: Path, tmp_path: Path) -> None:
-    from transformers import AutoModelForCausalLM, LlamaConfig
-
-    wide = tmp_path / "wide"
-    tiny.tokenizer(wide)
-    config = LlamaConfig(
-        vocab_size=320,
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-    )
-    AutoModelForCausalLM.from_config(config).save_pretrained(wide)
+def test_wrong_settings_and_pools_are_named(tiny_qwen2: Path, tmp_path: Path) -> None:
+    for wrong in ({"plan": "magic"}, {"max_tokens": 0}):
+        with pytest.raises(UserError, match=next(iter(wrong))):
+            HFEngine(**wrong)  # type: ignore[arg-type]
+    wide = tiny.model(tmp_path / "wide", head=16)
     pool = Pool(tiny.pool(tiny_qwen2, tmp_path / "pool", ("amber", "birch"))).open()
-    with pytest.raises(UserError, match="do not fit the base"):
-        HFEngine().open(BaseModel(str(wide)), pool, "cpu")
-
-
-@pytest.mark.parametrize("wrong", [{"plan": "magic"}, {"max_tokens": 0}])
-def test_wrong_settings_are_named(wrong: dict[str, object]) -> None:
-    with pytest.raises(UserError, match=next(iter(wrong))):
-        HFEngine(**wrong)  # type: ignore[arg-type]
+    for act in (HFEngine().check, lambda *both: HFEngine().open(*both, "cpu")):
+        with pytest.raises(
+            UserError, match="do not fit the base: .* of 64 x 32, and the base has 128 x 64"
+        ):
+            act(BaseModel(str(wide)), pool)
 
 
 @pytest.mark.parametrize(

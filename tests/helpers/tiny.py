@@ -63,14 +63,9 @@ def tokenizer(folder: Path) -> Any:
     raw.post_processor = processors.TemplateProcessing(
         single="<bos> $A", special_tokens=[("<bos>", 1)]
     )
+    names = {f"{one[1:-1]}_token": one for one in special}
     made = PreTrainedTokenizerFast(
-        tokenizer_object=raw,
-        pad_token="<pad>",
-        bos_token="<bos>",
-        eos_token="<eos>",
-        unk_token="<unk>",
-        chat_template=CHAT,
-        padding_side="left",
+        tokenizer_object=raw, chat_template=CHAT, padding_side="left", **names
     )
     made.save_pretrained(folder)
     return made
@@ -82,15 +77,10 @@ def model(
     """Save a random float32 model (4 heads of that size, 2 layers) and its tokenizer; gives
     `folder`. Its prompts have at most `context` tokens; kind "mistral" attends to the last eight.
     """
-    from transformers import (
-        AutoModelForCausalLM,
-        GemmaConfig,
-        LlamaConfig,
-        MistralConfig,
-        Qwen2Config,
-    )
+    import transformers
 
     words = tokenizer(folder)
+    name = {"llama": "Llama", "gemma": "Gemma", "mistral": "Mistral", "qwen2": "Qwen2"}[kind]
     shape: dict[str, Any] = {
         # A little more than the tokenizer knows, as real models have.
         "vocab_size": WORDS + 8,
@@ -102,22 +92,13 @@ def model(
         "max_position_embeddings": context,
         # A wide start: with the usual 0.02 every next token would be equally likely.
         "initializer_range": 0.2,
-        "pad_token_id": words.pad_token_id,
-        "bos_token_id": words.bos_token_id,
-        "eos_token_id": words.eos_token_id,
+        **{f"{one}_token_id": getattr(words, f"{one}_token_id") for one in ("pad", "bos", "eos")},
+        **({"head_dim": head} if kind in ("gemma", "mistral") else {}),
+        **({"sliding_window": 8} if kind == "mistral" else {}),
     }
-    if kind in ("gemma", "mistral"):
-        shape["head_dim"] = head
-    if kind == "mistral":
-        shape["sliding_window"] = 8
-    configs = {
-        "llama": LlamaConfig,
-        "gemma": GemmaConfig,
-        "mistral": MistralConfig,
-        "qwen2": Qwen2Config,
-    }
+    config = getattr(transformers, f"{name}Config")(**shape)
     with seeded(seed):
-        AutoModelForCausalLM.from_config(configs[kind](**shape)).save_pretrained(folder)
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder
 
 
@@ -165,9 +146,7 @@ def expert(
     return folder
 
 
-def pool(
-    base: Path, folder: Path, names: Sequence[str] = ("amber", "birch", "cedar", "dune")
-) -> Path:
+def pool(base: Path, folder: Path, names: Sequence[str] = NAMES) -> Path:
     """Save one expert of the same shape for each name, seeds 1, 2, 3 and so on; gives `folder`."""
     for seed, name in enumerate(names, start=1):
         expert(base, folder / name, seed)

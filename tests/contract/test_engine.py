@@ -260,7 +260,7 @@ def test_wrong_settings_and_pools_are_named(tiny_qwen2: Path, tmp_path: Path) ->
     pool = Pool(tiny.pool(tiny_qwen2, tmp_path / "pool", ("amber", "birch"))).open()
     for act in (HFEngine().check, lambda *both: HFEngine().open(*both, "cpu")):
         with pytest.raises(
-            UserError, match="do not fit the base: .* of 64 x 32, and the base has 128 x 64"
+            UserError, match=r"do not fit the base: .* of 64 x 32, and the base has 128 x 64"
         ):
             act(BaseModel(str(wide)), pool)
 

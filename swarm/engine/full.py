@@ -224,9 +224,6 @@ class FullModelPool(ModelPanel):
         base: How the models are opened (dtype, trust_remote_code), and the source of a saved
             model's configuration and tokenizer; `None` is the first model, opened with the
             defaults.
-
-    Raises:
-        UserError: Fewer than two models, or one of them twice.
     """
 
     saves = "model"

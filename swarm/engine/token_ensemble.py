@@ -111,9 +111,6 @@ class ModelEnsemble(ModelPanel):
         models: Folders or hub ids of models, or folders with a PEFT LoRA adapter of one.
         base: How models are opened (dtype, trust_remote_code), and the base of the adapters that
             name it or none; `None` is the first model, opened with the defaults.
-
-    Raises:
-        UserError: Fewer than two models, or one of them twice.
     """
 
     saves = "mixture"
@@ -267,9 +264,7 @@ class TokenEnsembleEngine(HFEngine):
     where any of the models would end it.
 
     Args:
-        max_tokens: Maximum number of padded prompt and new tokens in one batch of a model; `None`
-            chooses 4,096 on a CPU and 65,536 on a GPU. Halved permanently when the device runs out
-            of memory.
+        max_tokens: See `swarm.engine.hf.HFEngine`; of a batch of one model.
     """
 
     routes = differentiable = False

@@ -21,6 +21,8 @@ from types import SimpleNamespace
 from typing import Annotated, Any
 
 import numpy as np
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 from pydantic import Field
 
 from swarm._util.files import parse_json
@@ -42,9 +44,8 @@ from swarm.errors import NotFinite, UserError, install_command
 from swarm.models.base import Completion, Request
 from swarm.pool.pool import ExpertPool, Pool
 
-TESTED_VERSION = "0.32.0"
-MIN_VERSION, BELOW_VERSION = (0, 32), (0, 34)
-"""Versions of vLLM: the tested one, and the supported range."""
+TESTED_VERSION, SUPPORTED_VERSIONS = "0.32.0", ">=0.32,<0.34"
+"""Versions of vLLM."""
 
 FALLBACK_HINT = "engine=hf works without vLLM"
 
@@ -414,12 +415,11 @@ def check_installed() -> None:
             f"engine=vllm needs vLLM: {install_command('vllm')} (without a GPU: "
             f"docs/vllm.md); {FALLBACK_HINT}"
         )
-    number = tuple(int(part) for part in found.split("+")[0].split(".")[:2])
-    if not MIN_VERSION <= number < BELOW_VERSION:
-        first, below = (".".join(map(str, end)) for end in (MIN_VERSION, BELOW_VERSION))
+    # Without what names a build, such as 0.32.0+cpu.
+    if Version(found).base_version not in SpecifierSet(SUPPORTED_VERSIONS):
         raise UserError(
-            f"engine=vllm: vLLM {found} is installed; {first} or later and below {below} is "
-            f"required ({TESTED_VERSION} is tested); {FALLBACK_HINT}"
+            f"engine=vllm: vLLM {found} is installed; {SUPPORTED_VERSIONS} is required "
+            f"({TESTED_VERSION} is tested); {FALLBACK_HINT}"
         )
 
 

@@ -82,10 +82,16 @@ def full(folder: Path, kind: str) -> Case:
 
 
 def tokens(folder: Path, kind: str) -> Case:
-    """Mixed probabilities in float64, of a third model with padding in its vocabulary."""
-    kinds = enumerate(("llama", "gemma", kind))
-    models = [tiny.model(folder / str(seed), one, seed) for seed, one in kinds]
-    networks, pool = [tiny.load(model) for model in models], ModelEnsemble(list(map(str, models)))
+    """Mixed probabilities in float64, of a third model or an adapter of the first one."""
+    base, gemma = tiny.model(folder / "llama"), tiny.model(folder / "gemma", "gemma", 1)
+    networks = [tiny.load(base), tiny.load(gemma)]
+    if kind == "adapter":
+        third = tiny.expert(base, folder / "third", 2)
+        networks.append(PeftModel.from_pretrained(tiny.load(base), third).eval())
+    else:
+        third = tiny.model(folder / "third", kind, 2)
+        networks.append(tiny.load(third))
+    pool = ModelEnsemble([str(base), str(gemma), str(third)])
     positions = np.array([*np.eye(3), *SHARES])
 
     def mixed(p: int, ids: list[int]) -> torch.Tensor:
@@ -104,6 +110,7 @@ CASES: dict[str, tuple[Callable[..., Case], tuple[str, ...], dict[str, str]]] = 
     "sliding window": (adapters, ("mistral", "stacked"), {}),
     "full models": (full, ("gemma",), {}),
     "token ensemble": (tokens, ("llama",), {}),
+    "token ensemble with an adapter": (tokens, ("adapter",), {}),
     "token ensemble with a sliding window": (tokens, ("mistral",), {}),
 }
 

@@ -16,17 +16,20 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from swarm.engine.base_model import BaseModel
-from swarm.engine.hf import HFEngine
 from swarm.engine.token_ensemble import ModelEnsemble, TokenEnsembleEngine, TokenEnsembleModel
 from swarm.errors import UserError
 from swarm.executors import ray
 from swarm.models.base import Request
-from swarm.pool.pool import Pool
 from swarm.runs.folder import read_state
 from swarm.runs.verdict import read_verdict
 from swarm.tasks.multiple_choice import MultipleChoice
 
-PROMPTS = ("the question is which of the answers is right", "a graph of 5 nodes", "Choose")
+PROMPTS = (
+    "the question is which of the answers is right",
+    "a graph of 5 nodes",
+    "please answer with one word: yes or no, true or false",
+    "Choose the best option",
+)
 CHOICES = (" (A)", " yes or no", " B", "")
 
 
@@ -66,20 +69,10 @@ def test_a_text_is_read_once_for_all_particles(tiny_llama: Path, tiny_gemma: Pat
     assert read([[1.0, 0.0]] * 2) == single and single[1] == 0, "answers that agree; no weight"
 
 
-def test_adapters_are_members_and_share_their_bases_weights(
-    tiny_llama: Path, tiny_gemma: Path, tiny_pool: Path
-) -> None:
-    """They say what the engine for adapters says."""
-    engine = opened([tiny_llama, tiny_pool / "amber", tiny_pool / "birch", tiny_gemma])
-    plain = HFEngine("stacked")
-    plain.open(BaseModel(str(tiny_llama)), Pool(tiny_pool, ["amber", "birch"]).open(), "cpu")
-    found = texts(engine, np.eye(4)[:3])
-    assert found == texts(plain, [[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
-    assert len({tuple(row) for row in found}) == 3
-    first, second = (
-        {weight.data_ptr() for weight in model.parameters()} for model in engine._model._models[:2]
-    )
-    assert first == second
+def test_adapters_share_their_bases_weights(tiny_llama: Path, tiny_pool: Path) -> None:
+    engine = opened([tiny_llama, tiny_pool / "amber", tiny_pool / "birch"])
+    held = [{one.data_ptr() for one in model.parameters()} for model in engine._model._models]
+    assert held[0] == held[1] == held[2]
 
 
 def change_tokenizer(model: Path, folder: Path, how: str) -> Path:
@@ -103,7 +96,9 @@ def llama(folder: Path, **shape: int) -> Path:
     """A random Llama of one layer and another shape."""
     tiny.tokenizer(folder)
     small = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
-    config = LlamaConfig(num_hidden_layers=1, num_key_value_heads=2, **(small | shape))
+    config = LlamaConfig(
+        num_hidden_layers=1, num_key_value_heads=2, initializer_range=0.2, **(small | shape)
+    )
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     return folder
 

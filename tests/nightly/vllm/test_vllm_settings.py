@@ -43,7 +43,7 @@ def test_wrong_settings_are_named(settings: dict[str, object], told: str) -> Non
     [
         pytest.param({}, "engine=vllm needs vLLM: pip install ", marks=MISSING),
         ({"use_dora": True}, "use_dora is set"),
-        ({"bias": "all"}, "bias is 'all'"),
+        ({"bias": "all"}, "bias=all: must be none"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save is set"),
     ],
 )

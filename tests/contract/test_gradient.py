@@ -398,7 +398,7 @@ def test_the_gradient_mutates_on_a_black_box(
     plain, _ = searched(tmp_path, [*words, "optimizer.descent=null"], "without")
     assert moved(second, plain.rounds[1]) == 1, "the mutant alone differs"
     words = [word for word in words if not word.startswith(("optimizer", "budget"))]
-    words += ["optimizer=auto"]
+    words += ["optimizer=auto", "name=auto"]
     told = "pso: a black box, mutated by the gradient of the reference texts' loss"
     assert told in planned(words, f"budget={6 * 200}")
     told = "; only optimizer=pso and gradient use the reference texts"

@@ -21,9 +21,7 @@ from swarm.engine.token_ensemble import ModelEnsemble
 from swarm.errors import UserError
 from swarm.models.base import Completion, Delta, Message, Model, Request
 from swarm.pool.pool import Pool
-from swarm.registry.local_models import (
-    LocalModels,
-)
+from swarm.registry.local_models import LocalModels
 from swarm.runs.verdict import EXPERT, FOUND, Compared, Verdict
 
 TURNS = Request((Message("system", "be brief"), Message("user", "yes or no")), 8)
@@ -150,13 +148,8 @@ def test_runs_models_and_mixtures_are_voices_too(
     assert whole != cedar[:1] and said(home.get_model("mixture"), TEXT) == whole
     # The experts' base, the other model, the mixture of the two.
     assert len(home._batchers) == 3
-    assert home.list_names() == [
-        "base",
-        *tiny.NAMES,
-        "search/begun",
-        "search/first",
-        "search/swept/trial_00",
-    ]
+    runs = ["search/begun", "search/first", "search/swept/trial_00"]
+    assert home.list_names() == ["base", *tiny.NAMES, *runs]
     assert said(home.get_model("search/swept/trial_00"), TEXT, TURNS) == cedar
     with pytest.raises(UserError, match=r"not finished.*or use .*local/search/begun/global_best"):
         home.get_model("search/begun")
@@ -166,19 +159,17 @@ def test_runs_models_and_mixtures_are_voices_too(
 def test_a_name_that_is_none_says_what_there_is(
     home: LocalModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(
-        UserError, match=r"local/ambre: .*did you mean local/amber\? available: base,"
-    ):
-        home.get_model("ambre")
-    with pytest.raises(UserError, match=r"no such model; available: base, amber, .* or a folder"):
-        home.get_model("gpt-9")
-    for name in ("", " "):
-        with pytest.raises(UserError, match="no such model"):
-            home.get_model(name)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="empty contains no search"):
-        home.get_model("empty")
+    for name, says in (
+        ("ambre", r"local/ambre: .*did you mean local/amber\? available: base,"),
+        ("gpt-9", r"no such model; available: base, amber, .* or a folder"),
+        ("", "no such model"),
+        (" ", "no such model"),
+        ("empty", "empty contains no search"),
+    ):
+        with pytest.raises(UserError, match=says):
+            home.get_model(name)
     with pytest.raises(UserError, match="device=gpu"):
         LocalModels(device="gpu")
 
@@ -187,11 +178,8 @@ def test_what_is_wrong_is_said_before_anything_is_loaded(
     tiny_llama: Path, tiny_gemma: Path, tiny_pool: Path, tmp_path: Path
 ) -> None:
     pool = shutil.copytree(tiny_pool, tmp_path / "pool")
-    weights = load_file(pool / "birch" / "adapter_model.safetensors")
-    name = next(iter(weights))
-    save_file(
-        {**weights, name: weights[name] * np.nan}, pool / "birch" / "adapter_model.safetensors"
-    )
+    file = pool / "birch" / "adapter_model.safetensors"
+    save_file({name: weight * np.nan for name, weight in load_file(file).items()}, file)
     (pool / "cedar" / "adapter_model.safetensors").unlink()
     tiny.expert(tiny_llama, pool / "dune", 4, targets=("q_proj",), r=2)
     home = LocalModels(str(tiny_llama), pool, "cpu")

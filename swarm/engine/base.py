@@ -180,11 +180,7 @@ def answer_by_route(
 
 
 def as_pool(pool: ExpertPool, kind: type[P], engine: str) -> P:
-    """Return the pool as one of the kind that an engine mixes.
-
-    Raises:
-        UserError: It is of another kind.
-    """
+    """Return the pool as one of the kind that an engine mixes."""
     if isinstance(pool, kind):
         return pool
     raise UserError(

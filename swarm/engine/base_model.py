@@ -45,11 +45,7 @@ def choose_device(device: str | None) -> str:
 
 
 def validate_device(device: str | None) -> str | None:
-    """Return the device if it is a device's name or `None`; its existence is not checked.
-
-    Raises:
-        UserError: It is no device's name.
-    """
+    """Return the device if it is a device's name or `None`; its existence is not checked."""
     if device is not None and not re.fullmatch(r"cpu|cuda(:\d+)?", str(device)):
         raise UserError(f"device={device}: must be null, cpu, cuda or e.g. cuda:1")
     return device
@@ -360,11 +356,7 @@ class BaseModel:
             raise UserError(f"{target.parent} cannot be written: {error.strerror}") from None
 
     def describe_substitute(self) -> str | None:
-        """Describe the source of the weights if they are not those that `path` names.
-
-        Raises:
-            UserError: As `on_disk`.
-        """
+        """Describe the source of the weights if they are not those that `path` names."""
         folder = self._converted_folder()
         if folder is None or self._find_local_folder() != folder:
             return None
@@ -375,9 +367,6 @@ class BaseModel:
 
         True for the same folder, or one of the same fingerprint
         (`swarm.engine.base_model.folder_hash`).
-
-        Raises:
-            UserError: As `on_disk`.
         """
         folder, mine = files.find_path(path), self.on_disk()
         if mine is None or not (folder / "config.json").is_file():
@@ -388,11 +377,7 @@ class BaseModel:
         return folder_hash(folder, trusted) == folder_hash(mine, trusted)
 
     def load_tokenizer(self, folder: str | Path) -> Any:
-        """Return the tokenizer of the folder from `resolve` or `on_disk`, padding on the left.
-
-        Raises:
-            UserError: It cannot be opened.
-        """
+        """Return the tokenizer of the folder from `resolve` or `on_disk`, padding on the left."""
         from transformers import AutoTokenizer
 
         return self._open(AutoTokenizer.from_pretrained, folder, padding_side="left")
@@ -413,11 +398,7 @@ class BaseModel:
         return context_length_of(self._open(AutoConfig.from_pretrained, self.resolve()))
 
     def load_without_weights(self) -> tuple[Any, Any]:
-        """Return the same as `load`, but with a model on the meta device, without weights.
-
-        Raises:
-            UserError: As `load`.
-        """
+        """Return the same as `load`, but with a model on the meta device, without weights."""
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 

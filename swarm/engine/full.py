@@ -235,21 +235,13 @@ class FullModelPool(ModelPanel):
 
     @cached_property
     def checkpoints(self) -> list[Checkpoint]:
-        """The models' files, downloaded if they are not on disk.
-
-        Raises:
-            UserError: A model is unavailable, or its files cannot be read.
-        """
+        """The models' files, downloaded if they are not on disk."""
         with name_pool_models_key():
             return [Checkpoint(Path(member.base.resolve())) for member in self.members()]
 
     @cached_property
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Name -> shape of every tensor of a position.
-
-        Raises:
-            UserError: The models differ in them.
-        """
+        """Name -> shape of every tensor of a position."""
         return common_tensors(self.checkpoints)
 
     def check(self) -> None:
@@ -413,9 +405,6 @@ class ResidentModel(Mixer):
     Args:
         model: Its weights are overwritten; tied weights once.
         pool: The models to mix.
-
-    Raises:
-        UserError: The model has a weight that the pool's models lack, or of another shape.
     """
 
     def __init__(self, model: Any, pool: FullModelPool) -> None:
@@ -442,9 +431,6 @@ def named_weights(model: Any, pool: FullModelPool) -> list[tuple["Tensor", str]]
     """Return each weight of a model with its tensor's name in the pool; tied ones count once.
 
     Buffers that the files leave out are left out here too.
-
-    Raises:
-        UserError: There is none of that name, or it does not fit.
     """
     from torch.nn import Parameter
 

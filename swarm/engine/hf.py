@@ -144,11 +144,7 @@ class HFEngine(Engine):
         self._encode_choice = lru_cache(CACHED_TEXTS)(partial(encode_choice, tokenizer))
 
     def set_adapters(self, basis: Mapping[str, "Factors"], folder: str | Path = "") -> None:
-        """Set or replace the experts in the loaded base's layers.
-
-        Raises:
-            UserError: They do not fit the base.
-        """
+        """Set or replace the experts in the loaded base's layers."""
         from swarm.engine.lora import LoraLayers
 
         if self._mixer is not None:
@@ -362,9 +358,6 @@ class HFModel(Model):
         base: The model; its weights are read from safetensors only.
         device: "cpu", "cuda" or "cuda:1"; `None` is the device of the worker's own model.
         max_tokens: See `swarm.engine.hf.HFEngine`.
-
-    Raises:
-        UserError: A value is not allowed.
     """
 
     def __init__(
@@ -389,11 +382,7 @@ class HFModel(Model):
         return self.base.fingerprint()
 
     def open(self, device: str) -> None:
-        """Load the model; see `swarm.models.base.Model.open`.
-
-        Raises:
-            UserError: As `BaseModel.load`.
-        """
+        """Load the model; see `swarm.models.base.Model.open`."""
         self._engine.load_base(self.base, self.device or device)
         self._engine.set_adapters({})
 

@@ -221,9 +221,6 @@ def with_adapter(model: Any, adapter: Adapter, where: str) -> Any:
 
     Args:
         where: Names of the adapter and of the model, for the error.
-
-    Raises:
-        UserError: The adapter does not fit.
     """
     import torch
 

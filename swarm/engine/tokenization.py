@@ -117,9 +117,6 @@ def clip_new_tokens(
         context: See `context_length_of`.
         prompt, longest: Tokens of the prompt, and of the longest choice.
         limit: Name of the setting that limits the tokens.
-
-    Raises:
-        UserError: Not even one fits.
     """
     if (needed := prompt + max(1, longest)) > context:
         what = f"a choice of {longest}" if longest else "one to answer"
@@ -186,11 +183,7 @@ class DecodingRow:
 def build_row(
     tokenizer: Any, request: Request, prompt: list[int], particle: int = 0
 ) -> DecodingRow:
-    """Return the row of a request for text with this prompt; a seed of `None` is 0.
-
-    Raises:
-        UserError: A value is not allowed.
-    """
+    """Return the row of a request for text with this prompt; a seed of `None` is 0."""
     heat, top, stop = request.temperature or 0.0, request.top_logprobs, request.stop
     if not 0 <= heat < math.inf:
         raise UserError(f"temperature={heat}: must be a number from 0 on; 0 is greedy")

@@ -171,11 +171,7 @@ class VLLMEngine(Engine):
     def generate_alike(
         self, positions: np.ndarray, requests: Sequence[Sequence[Request]]
     ) -> list[list[Completion]]:
-        """See `swarm.engine.base.Engine`.
-
-        Raises:
-            UserError: A request does not fit into the model's context.
-        """
+        """See `swarm.engine.base.Engine`."""
         assert self._scheduler is not None, "the engine is not open"
         answers: list[list[Completion]] = []
         for i, (position, asked) in enumerate(zip(positions, requests, strict=True)):
@@ -404,11 +400,7 @@ def installed_version() -> str | None:
 
 
 def check_installed() -> None:
-    """Check that a supported vLLM is installed.
-
-    Raises:
-        UserError: There is none, or one of an untested version.
-    """
+    """Check that a supported vLLM is installed."""
     found = installed_version()
     if found is None:
         raise UserError(
@@ -429,9 +421,6 @@ def start_vllm(base: BaseModel, folder: Path, device: str, options: Mapping[str,
     Args:
         folder: Folder of the base's weights.
         options: More arguments.
-
-    Raises:
-        UserError: It does not start; the message is one line.
     """
     if device not in ("cpu", "cuda", "cuda:0"):
         number = device.partition(":")[2]
@@ -501,11 +490,7 @@ def stop_vllm(llm: Any) -> None:
 
 @contextmanager
 def wrap_start_errors(more: str = "") -> Iterator[None]:
-    """Convert any error during the start into one line followed by `more`.
-
-    Raises:
-        UserError: Something failed.
-    """
+    """Convert any error during the start into one line followed by `more`."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -40,11 +40,7 @@ RAY_ENVIRONMENT = {
 
 
 def import_ray() -> Any:
-    """Import and return Ray; deferred until it is used.
-
-    Raises:
-        UserError: It is not installed.
-    """
+    """Import and return Ray; deferred until it is used."""
     # If a connection to raylet fails, Ray ends this process silently unless this pid is alive; by
     # default it takes the parent's, and a parent that is process 1, as after nohup, for a dead one.
     for name, value in {**RAY_ENVIRONMENT, "RAY_RAYLET_PID": str(os.getpid())}.items():
@@ -103,11 +99,7 @@ def connect_cluster(
 
 
 def check_reachable(address: str) -> None:
-    """Check that a server listens at "host:port"; Ray itself would retry for minutes.
-
-    Raises:
-        UserError: There is none, or the address is invalid.
-    """
+    """Check that a server listens at "host:port"; Ray itself would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT_S).close()
@@ -129,11 +121,7 @@ PackedExperts = dict[str, dict[str, np.ndarray]]
 
 
 def pack_experts(pool: ExpertPool) -> PackedExperts:
-    """Return the files of an open pool, memory-mapped, so that they are read when they are sent.
-
-    Raises:
-        UserError: Its experts are full models.
-    """
+    """Return the files of an open pool, memory-mapped, so that they are read when they are sent."""
     if not isinstance(pool, Pool):
         raise UserError("executor.experts=store supports adapters only; use executor.experts=path")
     return {
@@ -208,9 +196,6 @@ class RayExecutor(WorkerPool):
         threads: CPU threads of a worker; `None` is as many as its CPU slots.
         experts: "path": every node reads the pool from the same path; "store": it is sent once.
         wait_s: Timeout in seconds for scheduling the workers.
-
-    Raises:
-        UserError: A value is not allowed.
     """
 
     def __init__(

@@ -83,11 +83,7 @@ class Executor:
     on_gpu = False
 
     def open(self, worker: "Worker") -> None:
-        """Set the recipe of all workers; heavy work may wait until the first job.
-
-        Raises:
-            UserError: A device that does not exist.
-        """
+        """Set the recipe of all workers; heavy work may wait until the first job."""
         raise NotImplementedError
 
     def map(self, jobs: Iterable["Job"]) -> Iterator["JobResult"]:

@@ -192,7 +192,7 @@ def test_where_no_cluster_is_one_line_says_so(
     command = searches.arguments(
         tmp_path, tiny_llama, tiny_pool, executor="ray", executor__address="127.0.0.1:1"
     )
-    result = searches.run(command)
+    result = searches.run_process(command)
     assert result.returncode == 1 and len(result.stderr.splitlines()) == 1
     assert result.stderr.startswith("error: executor.address=127.0.0.1:1: no Ray cluster")
     assert time.monotonic() - began < 50

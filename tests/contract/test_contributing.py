@@ -162,31 +162,6 @@ def test_what_is_shown_is_clean(folder: Path) -> None:
             assert done.returncode == 0, done.stdout
 
 
-def test_the_targets_are_what_make_runs() -> None:
-    text = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = re.findall(r"^([a-z-]+):.*## ", text, re.MULTILINE)
-    assert {"install", "check", "quick", "test", "docs", "quickstart"} <= set(targets)
-    phony = re.search(r"^\.PHONY: (.+)$", text, re.MULTILINE)
-    assert phony is not None and sorted(phony[1].split()) == sorted(targets)
-    for target in targets:
-        done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 0 and done.stdout.strip(), (target, done.stderr)
-        for script in re.findall(r"bash ([^-]\S+)", done.stdout):
-            assert (ROOT / script).is_file(), script
-    mentioned = re.findall(r"^make ([a-z-]+)", PAGE, re.MULTILINE)
-    assert mentioned and set(mentioned) <= set(targets)
-
-
-def test_the_hook_runs_the_ruff_of_the_project() -> None:
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    pinned = re.search(r'"(ruff==[\d.]+)"', project)
-    assert pinned is not None
-    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
-    every = [hook for repository in hooks["repos"] for hook in repository["hooks"]]
-    assert {hook["id"] for hook in every} == {"ruff-check", "ruff-format"}
-    assert all(hook["additional_dependencies"] == [pinned[1]] for hook in every)
-
-
 def test_the_citation_has_the_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["version"] == swarm.__version__ and citation["license"] == "Apache-2.0"

@@ -76,13 +76,8 @@ def domains_file(path: Path) -> Path:
         domain, letters = (("doors", "AB"), ("paths", "ABC"))[number % 2]
         choices = {letter: f"{letter.lower()}{number}" for letter in letters}
         gold = letters[number // 2 % len(letters)]
-        return {
-            "question": f"which one {number}",
-            "choices": choices,
-            "answer": gold,
-            "id": number,
-            "domain": domain,
-        }
+        asked = {"question": f"which one {number}", "id": number, "domain": domain}
+        return {**asked, "choices": choices, "answer": gold}
 
     splits = {"dev": [item(n) for n in range(40)], "test": [item(n) for n in range(100, 140)]}
     path.write_text(json.dumps(splits))
@@ -205,18 +200,18 @@ STRANGE = [
 def hostile(count: int = 200, seed: int = 0) -> list[str]:
     """Answers that a model should not give: the strange ones, then draws and mixtures of them."""
     draw = random.Random(seed)
-    texts = list(STRANGE)
+    texts = dict.fromkeys(STRANGE)
+    marks = "ABCDabc0123456789.,-+$%#*_`'\"()[]{}<>/\\:;=!? \n\t"
     while len(texts) < count:
         kind = draw.randrange(3)
         if kind == 0:
             parts = [draw.choice(STRANGE)[:200] for _ in range(draw.randint(2, 6))]
-            texts.append(draw.choice(("", " ", "\n")).join(parts))
+            texts[draw.choice(("", " ", "\n")).join(parts)] = None
         elif kind == 1:
-            texts.append("".join(chr(draw.randrange(0x3000)) for _ in range(draw.randint(1, 300))))
+            texts["".join(chr(draw.randrange(0x3000)) for _ in range(draw.randint(1, 300)))] = None
         else:
-            marks = "ABCDabc0123456789.,-+$%#*_`'\"()[]{}<>/\\:;=!? \n\t"
-            texts.append("".join(draw.choice(marks) for _ in range(draw.randint(1, 600))))
-    return texts[:count]
+            texts["".join(draw.choice(marks) for _ in range(draw.randint(1, 600)))] = None
+    return list(texts)[:count]
 
 
 def shared_words(prompt: str, answer: str, item: Item) -> float:

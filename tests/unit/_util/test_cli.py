@@ -42,46 +42,29 @@ def test_the_exit_code_is_the_commands_or_its_errors(capsys: pytest.CaptureFixtu
         run_click(command, ["wrong"], "name")
 
 
-@pytest.mark.parametrize(
-    ("record", "command"),
-    [
-        (
-            {"url": "file:///a%20b/x-1.whl", "archive_info": {}},
-            "/a b/x-1.whl[ui]",
-        ),
-        ({"url": "file:///code", "dir_info": {}}, "/code[ui]"),
-        (
-            {"url": "ssh://git@host/x", "vcs_info": {"vcs": "git", "commit_id": "1b5c"}},
-            "model-swarms[ui] @ git+ssh://git@host/x@1b5c",
-        ),
-        (
-            {"url": "https://host/x.whl", "archive_info": {}},
-            "model-swarms[ui] @ https://host/x.whl",
-        ),
-        (None, f"model_swarms-{__version__}-py3-none-any.whl[ui]"),
-    ],
-)
 def test_an_extra_comes_from_where_the_package_came_from(
-    record: object, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """pip's record of an installed package; none is written for one found by --find-links."""
-    folder = tmp_path / "model_swarms-0.1.0.dist-info"
-    folder.mkdir()
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: model-swarms\nVersion: 0.1.0\n")
-    if record is not None:
-        (folder / "direct_url.json").write_text(json.dumps(record))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr("swarm.errors.CHECKOUT", tmp_path)
-    assert install_command("ui") == f'pip install "{command}"'
-
-
-def test_an_extra_of_a_checkout_is_added_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """pip's record of an installed package; none is written for one found by --find-links."""
     monkeypatch.chdir(CHECKOUT)
     assert install_command("ui") == 'pip install -e ".[ui]"'
     monkeypatch.chdir(tmp_path)
     assert install_command("ui") == f'pip install -e "{CHECKOUT}[ui]"'
+    folder = tmp_path / "model_swarms-0.1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: model-swarms\nVersion: 0.1.0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("swarm.errors.CHECKOUT", tmp_path)
+    wheel = f"model_swarms-{__version__}-py3-none-any.whl[ui]"
+    assert install_command("ui") == f'pip install "{wheel}"'
+    vcs = {"vcs": "git", "commit_id": "1b5c"}
+    for record, command in (
+        ({"url": "file:///a%20b/x-1.whl", "archive_info": {}}, "/a b/x-1.whl[ui]"),
+        ({"url": "ssh://git@h/x", "vcs_info": vcs}, "model-swarms[ui] @ git+ssh://git@h/x@1b5c"),
+        ({"url": "https://h/x.whl", "archive_info": {}}, "model-swarms[ui] @ https://h/x.whl"),
+    ):
+        (folder / "direct_url.json").write_text(json.dumps(record))
+        assert install_command("ui") == f'pip install "{command}"'
 
 
 def test_a_task_without_its_class_is_refused_in_one_line() -> None:

@@ -20,20 +20,22 @@ from swarm.tasks.multiple_choice import MultipleChoice
 from swarm.tasks.questions import MIN_LOGPROB
 
 
-def choice(folder: Path, count: int = 8, **keys: Any) -> MultipleChoice:
-    file = write(folder / "letters.json", {"dev": choice_items(count)})
-    return MultipleChoice("letters", str(file), **keys)
+def choice(folder: Path, items: Any = 8, **keys: Any) -> MultipleChoice:
+    dev = choice_items(items) if isinstance(items, int) else items
+    return MultipleChoice("small", str(write(folder / "letters.json", {"dev": dev})), **keys)
 
 
-def match(folder: Path, **keys: Any) -> ExactMatch:
-    return ExactMatch("golds", str(write(folder / "golds.json", {"dev": match_items(6)})), **keys)
+def match(folder: Path, *golds: str, **keys: Any) -> ExactMatch:
+    """Questions with these answers, or six of the usual ones."""
+    items = [{"question": f"{n}?", "answer": gold} for n, gold in enumerate(golds)]
+    dev = {"dev": items or match_items(6)}
+    return ExactMatch("golds", str(write(folder / "golds.json", dev)), **keys)
 
 
 def test_the_choice_prompt(tmp_path: Path) -> None:
     item = {"question": "Which?", "choices": {"A": "this", "B": "that"}, "answer": "B"}
-    plain = write(tmp_path / "plain.json", {"dev": [item], "test": [item]})
     shown = write(tmp_path / "shown.json", {"dev": [item], "icl_prompt": "Q\nThe answer is D."})
-    task = MultipleChoice("plain", str(plain))
+    task = choice(tmp_path, [item])
     text = "Question: Which?\nA: this\nB: that\nThe answer is"
     first = "Please choose an option that best answers the question.\n"
     (request,) = next(task.run(task.items("dev")))
@@ -70,9 +72,6 @@ def test_texts_by_log_probability_per_character(tmp_path: Path) -> None:
     assert task.score_completion(item, Completion("", (-8.0, -0.9))) == Score(1.0, "B")
     with pytest.raises(UserError, match=r"scoring=text .* use task\.scoring=generate"):
         task.read_answer(item, Completion("no"))
-
-
-def test_a_text_follows_its_prompt(tmp_path: Path) -> None:
     texts = ("1010", "11", "a stone", "nothing")
     for keys, prompt, space in (
         ({"template": "{question}"}, "What comes after 10?", " "),
@@ -94,30 +93,22 @@ def test_the_original_rules_can_be_chosen(tmp_path: Path) -> None:
     for parser, letter in (("original", "A"), ("anchored", "C")):
         task = choice(tmp_path, 1, parser=parser)
         assert task.read_answer(task.items("dev")[0], said) == letter
-    golds = [{"question": f"{n}?", "answer": gold} for n, gold in enumerate(("No", "18", "18"))]
-    file = str(write(tmp_path / "match.json", {"dev": golds}))
     texts = [Completion("Node"), Completion("118"), Completion("18 or rather a b c d e f g h i 7")]
     wanted = {("original", None): [1.0, 1.0, 1.0], ("original", 10): [1.0, 1.0, 0.0]}
     for (parser, last_words), values in {**wanted, ("anchored", None): [0.0, 0.0, 0.0]}.items():
-        task_ = ExactMatch("match", file, parser=parser, last_words=last_words, take="last")
-        pairs = list(zip(task_.items("dev"), texts, strict=True))
-        scores = [task_.score_completion(*pair) for pair in pairs]
+        keys = {"parser": parser, "last_words": last_words, "take": "last"}
+        own = match(tmp_path, "No", "18", "18", **keys)
+        pairs = list(zip(own.items("dev"), texts, strict=True))
+        scores = [own.score_completion(*pair) for pair in pairs]
         assert [score.value for score in scores] == values
-        assert [
-            task_.grade(item, s.answer) for (item, _), s in zip(pairs, scores, strict=True)
-        ] == values
-
-
-def test_case_counts_where_the_parser_is_cased(tmp_path: Path) -> None:
-    golds = [{"question": f"{n}?", "answer": f"WORD{n}"} for n in range(4)]
-    file = str(write(tmp_path / "capitals.json", {"dev": golds}))
+        graded = [own.grade(item, s.answer) for (item, _), s in zip(pairs, scores, strict=True)]
+        assert graded == values
+    # Case counts where the parser is cased.
     for parser, value in (("whole", 1.0), ("cased", 0.0)):
-        task = ExactMatch("capitals", file, parser=parser)
-        for item in task.items("dev"):
-            said = Completion(str(item["answer"]).lower())
-            assert task.score_completion(item, said).value == value
-            assert task.grade(item, str(item["answer"])) == 1.0
-        assert all(example.final for example in task.gold_examples(task.items("dev")))
+        own = match(tmp_path, "WORD", parser=parser)
+        (item,) = own.items("dev")
+        assert own.score_completion(item, Completion("word")).value == value
+        assert own.grade(item, "WORD") == 1.0 and own.gold_examples([item])[0].final
 
 
 # The signal that a search maximizes.
@@ -189,17 +180,15 @@ def test_no_number_is_beyond_the_bounds(tmp_path: Path) -> None:
 
 
 def test_the_metric_task_reads_nothing_again(tmp_path: Path) -> None:
+    assert (task := match(tmp_path)).metric_task is task
     for make in (choice, match):
-        task = make(tmp_path)
-        assert task.metric_task is task
-        for signal in ("logprob", "both"):
-            task = make(tmp_path, signal=signal)
-            items = task.items("dev")
-            task.file = "moved away"
-            own = task.metric_task
-            assert own.signal == "accuracy" and task.signal == signal
-            assert own.items("dev") is items and own.votes and not task.votes
-            assert own.utility(played(own, items, Knowing(items))) == 1.0
+        task = make(tmp_path, signal="both")
+        items = task.items("dev")
+        task.file = "moved away"
+        own = task.metric_task
+        assert own.signal == "accuracy" and task.signal == "both"
+        assert own.items("dev") is items and own.votes and not task.votes
+        assert own.utility(played(own, items, Knowing(items))) == 1.0
     mixture = Mixture("two", {"letters": task}, "mean")
     assert mixture.signal == "letters: both" and mixture.metric_task.signal == "letters: accuracy"
 
@@ -243,7 +232,6 @@ FALSE = "False|It is not true.|That isn't quite true|untrue|It is not correct|**
         (" B.", TRUE, 1.0, "B"),
         (" A.", TRUE, -1.0, "A"),
         (" B.", FALSE, 0.0, ABSTENTION),
-        (" A.", FALSE, 0.0, ABSTENTION),
         (" no idea", "", -1.0, None),
         ("", "false", 0.0, ABSTENTION),
     ],

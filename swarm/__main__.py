@@ -6,12 +6,11 @@ import runpy
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 import swarm
 from swarm._util import cli
 from swarm._util.files import PACKAGE_FOLDER
-from swarm._util.terminal import align_columns
+from swarm._util.terminal import align_columns, suggest
 from swarm.errors import UserError
 
 
@@ -75,8 +74,7 @@ def run_command(words: Sequence[str]) -> None:
     else:
         names = [one.name for one in list_commands()]
         if first not in names:
-            matches = get_close_matches(first, names, 1)
-            meant = f"did you mean {matches[0]}? " if matches else ""
+            meant = suggest(first, names)
             raise UserError(f"{first}: no such command; {meant}allowed: {', '.join(names)}", 2)
         sys.argv = [f"swarm.{first}", *words[1:]]
         runpy.run_module(f"swarm.{first}", run_name="__main__", alter_sys=True)

@@ -22,7 +22,7 @@ from swarm._util.config_help import (
     read_keys,
 )
 from swarm._util.files import conf_folder
-from swarm._util.terminal import escape_unencodable
+from swarm._util.terminal import escape_unencodable, suggest
 from swarm._version import __version__
 from swarm.errors import UserError
 
@@ -75,9 +75,8 @@ def format_hydra_error(error: Exception) -> str:
     if found := re.search(r"Could not find '([^']+)' Available options in '[^']+':(.*)", text):
         group, _, option = found[1].rpartition("/")
         options = found[2].split("Config search path")[0].split()
-        matches = get_close_matches(option, options, 1)
-        suggestion = f"did you mean {group}={matches[0]}? " if matches else ""
-        return f"{group}={option}: no such option; {suggestion}allowed: {', '.join(options)}"
+        meant = suggest(option, options, f"{group}=")
+        return f"{group}={option}: no such option; {meant}allowed: {', '.join(options)}"
     if found := re.search(r"Error parsing override '([^']*)' missing EQUAL", text):
         groups = {o: g for g in (*default_options(), "scorer") for o in list_options(g)}
         near = [
@@ -288,11 +287,7 @@ def _check_flags(arguments: Sequence[str]) -> None:
     for argument in arguments:
         flag = argument.partition("=")[0]
         if flag.startswith("--") and not any(known.startswith(flag) for known in flags):
-            matches = get_close_matches(flag, flags, 1)
-            suggestion = f"did you mean {matches[0]}? " if matches else ""
-            key = flag.lstrip("-")
-            exit_with_error(
-                UserError(f"{flag}: no such flag; {suggestion}keys are set as {key}=VALUE", 2)
-            )
+            message = f"{flag}: no such flag; {suggest(flag, flags)}keys are set as "
+            exit_with_error(UserError(f"{message}{flag.lstrip('-')}=VALUE", 2))
         if flag == "--package" and not any(one.startswith(("--cfg", "-c")) for one in arguments):
             exit_with_error(UserError("--package has no effect without --cfg", 2))

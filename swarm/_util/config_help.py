@@ -5,11 +5,11 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
 from swarm._util.files import conf_folder
+from swarm._util.terminal import suggest
 from swarm.errors import UserError
 
 MAIN_KEYS = {
@@ -100,10 +100,9 @@ def print_help(arguments: Sequence[str]) -> bool:
     elif wanted[-1] in groups:
         print("\n".join(_format_group_help(wanted[-1], chosen.get(wanted[-1]))))
     else:
-        matches = get_close_matches(wanted[-1], groups, 1)
-        hint = f"did you mean help={matches[0]}? " if matches else ""
+        meant = suggest(wanted[-1], groups, "help=")
         allowed = ", ".join(groups)
-        raise UserError(f"help={wanted[-1]}: no such group; {hint}allowed: {allowed}", 2)
+        raise UserError(f"help={wanted[-1]}: no such group; {meant}allowed: {allowed}", 2)
     return True
 
 

@@ -4,12 +4,12 @@ import functools
 import json
 import types
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import annotated_types
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, validate_call
 
+from swarm._util.terminal import suggest
 from swarm.errors import InvalidArgument
 
 Positive = Annotated[int, Field(ge=1)]
@@ -123,9 +123,8 @@ def explain(error: ValidationError, fields: Mapping[str, Any], key: str = "") ->
         return InvalidArgument(f"{where}: is missing; it must be {describe_type(annotation)}")
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
         known = [one for one in fields if one != "return"]
-        matches = get_close_matches(name, known, 1)
-        hint = f"did you mean {matches[0]}? " if matches else ""
-        return InvalidArgument(f"{where}: no such key; {hint}allowed: {', '.join(known)}")
+        meant = suggest(name, known)
+        return InvalidArgument(f"{where}: no such key; {meant}allowed: {', '.join(known)}")
     wanted = describe_type(annotation) if name else "a mapping"
     return InvalidArgument(
         f"{where}={format_value(first['input'])}".lstrip("=")

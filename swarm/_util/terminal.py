@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from io import TextIOWrapper
 from typing import Any, TextIO
 
@@ -163,6 +164,12 @@ def csv_cell(value: Any) -> Any:
     """
     dangerous = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
     return f"'{value}" if dangerous else value
+
+
+def suggest(word: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return "did you mean X? " with the known word that is most similar; empty if none is."""
+    matches = get_close_matches(word, list(known), 1)
+    return f"did you mean {prefix}{matches[0]}? " if matches else ""
 
 
 def is_tty(stream: TextIO | None) -> bool:

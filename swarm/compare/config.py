@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, PrivateAttr, ValidationError, WrapVa
 
 from swarm._util.files import cache_folder
 from swarm._util.settings import Positive, PositiveNumber, Text, explain, field_types
+from swarm._util.terminal import suggest
 from swarm.errors import InvalidArgument, NoClientForModel, UserError
 from swarm.models.cache import Cache
 from swarm.models.http import Call, HttpClient
@@ -128,8 +128,7 @@ class CompareConfig(BaseModel):
         """
         known = [*FIELDS, "url_key_pairs", "cache_dir"]
         if name[0] != "_" and name not in known:
-            matches = get_close_matches(name, known, 1)
-            suggestion = f"did you mean {matches[0]}? " if matches else ""
+            suggestion = suggest(name, known)
             raise InvalidArgument(
                 f"Config.{name}: no such setting; {suggestion}there are {', '.join(known)}"
             )

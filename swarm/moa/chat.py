@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -14,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from swarm._util.files import write_json
-from swarm._util.terminal import WarningCollector, escape_control_chars, is_tty, pluralize
+from swarm._util.terminal import WarningCollector, escape_control_chars, is_tty, pluralize, suggest
 from swarm.errors import UserError
 from swarm.moa.turns import ChatTurn, build_conversation, format_answer_cost, turn_to_json
 from swarm.models.base import Request
@@ -234,8 +233,7 @@ def run_command(session: ChatSession, line: str) -> None:
     command, _, argument = line.partition(" ")
     argument = argument.strip()
     if command not in COMMANDS:
-        matches = get_close_matches(command, COMMANDS, 1)
-        suggestion = f"did you mean {matches[0]}? " if matches else ""
+        suggestion = suggest(command, COMMANDS)
         raise UserError(
             f"{command}: no such command; {suggestion}/help lists them, and a "
             "question that begins with / is written with //"

@@ -2,11 +2,11 @@
 
 import logging
 from contextlib import suppress
-from difflib import get_close_matches
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from swarm._util.settings import Positive, Text, checked
+from swarm._util.terminal import suggest
 from swarm.errors import UserError, install_command
 from swarm.models.base import Completion, Delta, Request, Stream
 from swarm.models.cache import Cache
@@ -91,8 +91,7 @@ class LLM(ThreadedModel):
                 ) from None
             known = llm.get_model_aliases()
             if self.model not in known:
-                matches = get_close_matches(self.model, known, 1)
-                suggestion = f"did you mean llm/{matches[0]}? " if matches else ""
+                suggestion = suggest(self.model, known, "llm/")
                 raise UserError(
                     f"{self.label}: llm has no such model; {suggestion}`llm models` lists them, "
                     "`llm install` adds plugins"

@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -20,6 +19,7 @@ import numpy as np
 import yaml
 
 from swarm._util.files import conf_folder, find_path
+from swarm._util.terminal import suggest
 from swarm._util.threads import start_thread
 from swarm.engine.base_model import BaseModel, choose_device, validate_device
 from swarm.engine.token_ensemble import MIXTURE_FILE, base_model_like, is_adapter_folder
@@ -545,8 +545,7 @@ class LocalModels:
 
     def _unknown_message(self, name: str) -> str:
         names = self.list_names()
-        matches = get_close_matches(name, names, 1)
-        suggestion = f"did you mean local/{matches[0]}? " if matches else ""
+        suggestion = suggest(name, names, "local/")
         more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
         return (
             f"local/{name}: no such model; {suggestion}available: "

@@ -15,6 +15,7 @@ from swarm._util.files import (
     find_path,
     hash_file_cached,
     make_folder,
+    parse_json,
     remove,
     write_gzip_json,
     write_json,
@@ -191,20 +192,12 @@ class FinetuneRun:
         self.task: Any = task
         self.model, self.pool, self.engine = model, pool, engine
         self.executor, self.job, self.expert, self.run = executor, job, expert, run
-        self.recipe: dict[str, Any] = {
-            "steps": steps,
-            "batch": batch,
-            "rate": rate,
-            "every": every,
-            "patience": patience,
-            "seed": seed,
-        }
+        self.recipe: dict[str, Any] = {"steps": steps, "batch": batch, "rate": rate}
+        self.recipe |= {"every": every, "patience": patience, "seed": seed}
         self.holdout, self.seed, self.test = holdout, seed, test
-        self.fresh: dict[str, Any] = {
-            "r": rank,
-            "lora_alpha": alpha,
-            "target_modules": list(targets),
-        }
+        self.splits = ("dev", "test") if test else ("dev",)
+        self.fresh: dict[str, Any] = {"r": rank, "lora_alpha": alpha}
+        self.fresh["target_modules"] = list(targets)
         self.device = f"cuda:{gpus[0]}" if gpus else "cpu"
         self.folder = Path(folder) / name
         self.state: dict[str, Any] = {}
@@ -220,42 +213,34 @@ class FinetuneRun:
             UserError: An input is invalid; nothing has been written then.
         """
         tokenizer = self.model.load_tokenizer(self.model.resolve())
-        splits = ("dev", "test") if self.test else ("dev",)
-        check_context(self.task, tokenizer, self.model.context_length(), splits)
-        dev = self.task.items("dev")
+        check_context(self.task, tokenizer, self.model.context_length(), self.splits)
+        dev, tuned = self.task.items("dev"), self.folder / "tuned"
         test_digest = {"test_items": digest_items(self.task, "test") if self.test else None}
         trained, held_out = split_dev_holdout(dev, self.holdout, self.seed)
         label, source = self._find_start()
-        if not (self.folder / "tuned").is_dir():
+        if not tuned.is_dir():
             check_start_adapter(source, self.fresh["target_modules"], self.model)
         self._open_state(config or {}, label, source)
-        if not (self.folder / "tuned").is_dir():
+        if not tuned.is_dir():
             self._train_adapter(
                 label, source, [dev[i] for i in trained], [dev[i] for i in held_out]
             )
         verdict, facts = read_verdict(self.state), self.state.get("tuning") or {}
-        if (
-            verdict is None
-            or facts["test_digest"] != test_digest
-            or self._is_search_tested_now(facts)
-        ):
+        # A search that had no test may have been tested since.
+        skipped = self.run and facts.get("not_compared") == UNTESTED_REASON
+        tested_now = skipped and RunFolder(find_path(self.run or "")).test_items
+        if verdict is None or facts["test_digest"] != test_digest or tested_now:
             verdict, facts = self._compare_start_end(label, held_out)
-            facts |= {"test_digest": test_digest, **read_note(self.folder / "tuned")["training"]}
+            facts |= {"test_digest": test_digest, **read_note(tuned)["training"]}
             self._save_state(verdict=verdict.to_dict(), tuning=facts)
         print("\n".join(format_tuning(verdict, facts)))
-        print(f"tuned adapter: {self.folder / 'tuned'}")
+        print(f"tuned adapter: {tuned}")
         return verdict
-
-    def _is_search_tested_now(self, facts: Mapping[str, Any]) -> bool:
-        """Return whether the search has been tested since the comparison with it was skipped."""
-        if not self.run or facts.get("not_compared") != UNTESTED_REASON:
-            return False
-        return bool(RunFolder(find_path(self.run)).test_items)
 
     def _open_state(self, config: Mapping[str, Any], label: str, source: Path | None) -> None:
         """Read the state of this fine-tuning from the folder, or write the initial one."""
         chosen = {key: config[key] for key in ("task", "model") if key in config}
-        identity = {
+        new = {
             **identity_settings(chosen),
             **self.recipe,
             "holdout": self.holdout,
@@ -268,18 +253,31 @@ class FinetuneRun:
         }
         path = self.folder / STATE_FILE
         if path.is_file():
-            self.state = read_state(path)
+            try:
+                self.state = parse_json(path.read_text(encoding="utf-8"))
+                old = self.state["identity"] = identity_values(dict(self.state["identity"]))
+            except (OSError, ValueError, TypeError, KeyError):
+                raise UserError(
+                    f"{path} is damaged: choose another name=, or remove its folder"
+                ) from None
             self._verify()
-            if self._has_started() or self.state["identity"] == identity:
-                self._check_identity(identity)
+            differ = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+            if not differ:
                 return
+            if self._has_started():
+                changes = [f"{k}: {old.get(k)!r} then, {new.get(k)!r} now" for k in differ[:6]]
+                raise UserError(
+                    f"name={self.folder.name}: {self.folder} contains another fine-tuning "
+                    f"({'; '.join(changes)}); give the same values to resume, or another name= to "
+                    "start again"
+                )
             for name in ("start", TRAINING):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
             self._record.forget(self._record.paths_under("start", TRAINING))
             self.state = {}
         elif self.folder.is_dir() and any(self.folder.iterdir()):
             raise UserError(f"{self.folder} contains something else; choose another name=")
-        self._save_state(identity=identity, config=clean(config))
+        self._save_state(identity=new, config=clean(config))
 
     def _verify(self) -> None:
         """Verify the checksums of the folder's files; damaged answers are computed again.
@@ -320,16 +318,6 @@ class FinetuneRun:
                 return folder
             log.warning("%s is incomplete or damaged; its steps are repeated", folder)
         return None
-
-    def _check_identity(self, new: Mapping[str, Any]) -> None:
-        old = self.state["identity"] = identity_values(self.state["identity"])
-        differ = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
-        if differ:
-            changes = "; ".join(f"{k}: {old.get(k)!r} then, {new.get(k)!r} now" for k in differ[:6])
-            raise UserError(
-                f"name={self.folder.name}: {self.folder} contains another fine-tuning ({changes}); "
-                "give the same values to resume, or another name= to start again"
-            )
 
     def _save_state(self, **more: Any) -> None:
         self.state |= more
@@ -418,30 +406,28 @@ class FinetuneRun:
         )
 
     def _write_start(self, model: Any, label: str, source: Path | None) -> None:
-        """Write a copy of the adapter in `source`, or a fresh LoRA."""
+        """Write a copy of the adapter in `source`, or a fresh LoRA, whose initial change is 0."""
+        import torch
+        from peft import LoraConfig, get_peft_model
+
         from swarm.finetune.trainer import save_adapter
 
         def write_files(to: Path) -> None:
             if source:
                 for name in (CONFIG_FILE, WEIGHTS_FILE):
                     shutil.copyfile(source / name, to / name)
-            else:
-                adapted = self._add_fresh_lora(model)
-                save_adapter(adapted, to)
-                adapted.unload()
+                return
+            with torch.random.fork_rng():
+                torch.manual_seed(self.seed)
+                adapted: Any = get_peft_model(
+                    model, LoraConfig(task_type="CAUSAL_LM", **self.fresh)
+                )
+            config = adapted.peft_config["default"]
+            config.base_model_name_or_path = self.model.name or self.model.path
+            save_adapter(adapted, to)
+            adapted.unload()
 
         write_folder_atomic(self.folder / "start", write_files, {"copy_of": label}, "adapter")
-
-    def _add_fresh_lora(self, model: Any) -> Any:
-        """Return the model with a fresh LoRA, whose initial change is zero."""
-        import torch
-        from peft import LoraConfig, get_peft_model
-
-        with torch.random.fork_rng():
-            torch.manual_seed(self.seed)
-            adapted = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", **self.fresh))
-        adapted.peft_config["default"].base_model_name_or_path = self.model.name or self.model.path
-        return adapted
 
     def _compare_start_end(
         self, label: str, held_out: Sequence[int]
@@ -464,9 +450,8 @@ class FinetuneRun:
             evaluator = Evaluator(self.task, self.executor, self.job)
             evaluator.on_job = lambda result: prompts.append(result.prompts)
             with self._record.replacing(ANSWERS):
-                positions = np.eye(2).tolist()
-                splits = ("dev", "test") if self.test else ("dev",)
-                scores = {split: evaluator.score_positions(positions, split) for split in splits}
+                ends = np.eye(2).tolist()
+                scores = {split: evaluator.score_positions(ends, split) for split in self.splits}
                 rows = {
                     split: [scores_to_records(self.task.items(split), one) for one in pair]
                     for split, pair in scores.items()
@@ -521,21 +506,6 @@ class FinetuneRun:
                 "gain": asdict(paired_gain(task, tuned, before)),
             }
         }
-
-
-def read_state(path: Path) -> dict[str, Any]:
-    """Read a fine-tuning's state file.
-
-    Raises:
-        UserError: It is damaged.
-    """
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(found["identity"], dict):
-            return found
-    except (OSError, ValueError, TypeError, KeyError):
-        pass
-    raise UserError(f"{path} is damaged: choose another name=, or remove its folder")
 
 
 def tokenize_items(task: QuestionTask, items: Sequence[Item], tokenizer: Any) -> "list[TokenPair]":

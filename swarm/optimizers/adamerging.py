@@ -6,7 +6,6 @@ from typing import ClassVar
 import numpy as np
 
 from swarm._util.settings import Positive, PositiveNumber, checked
-from swarm.optimizers import random_streams
 from swarm.optimizers.base import (
     OPTIMIZER_STREAM,
     Descending,
@@ -17,9 +16,8 @@ from swarm.optimizers.base import (
     Particles,
     Rows,
     adam_direction,
-    float_arrays,
 )
-from swarm.optimizers.random_streams import initial_population
+from swarm.optimizers.random_streams import initial_population, minibatch
 
 MINIBATCH_STREAM = OPTIMIZER_STREAM + 1
 """Purpose id of the random stream of item orders."""
@@ -61,7 +59,7 @@ class AdaMerging(Optimizer):
     """
 
     NAME: ClassVar[str] = "adamerging"
-    ARRAYS: ClassVar[dict[str, type]] = float_arrays("weights", "moments", "count")
+    STATE = (*Optimizer.STATE, "weights", "moments", "count")
 
     particles: Particles | None = None
     max_iterations: Positive = 50
@@ -79,11 +77,9 @@ class AdaMerging(Optimizer):
 
     def _initial_population(self, experts: int, count: int) -> np.ndarray:
         self.weights = np.full(self.groups * experts, self.start_value)
-        self.moments = np.zeros((2, len(self.weights)))
-        self.count = np.zeros(1)
+        self.moments, self.count = np.zeros((2, len(self.weights))), 0
         rows = initial_population(experts, count, self.seed, groups=self.groups)
-        if count > experts:
-            rows[self._position_row(count)] = self.weights
+        rows[experts : experts + 1] = self.weights
         return rows
 
     @property
@@ -96,38 +92,22 @@ class AdaMerging(Optimizer):
     def descend(self, items: int) -> Descending:
         """Take the steps before the next score."""
         for _ in range(self.steps if self.has_utilities else 0):
-            batch = self._next_minibatch(items)
-            (answer,) = yield [LossRequest(self._clamp_weights(), batch, entropy=True)]
-            self.count = self.count + 1
+            where = self.seed, 0, MINIBATCH_STREAM, self.count, self.batch, items
+            chosen, position = tuple(minibatch(*where)), np.clip(self.weights, 0.0, 1.0)
+            (answer,) = yield [LossRequest(position, chosen, entropy=True)]
+            self.count += 1
             if np.isfinite(answer.slope).all():
-                inside = (self.weights >= 0) & (self.weights <= 1)
-                slope = np.where(inside, answer.slope, 0.0)
+                slope = np.where(self.weights == position, answer.slope, 0.0)
                 # Beta 2 of the authors' code.
-                step = adam_direction(slope, self.moments, int(self.count[0]), beta_2=0.999)
+                step = adam_direction(slope, self.moments, self.count, beta_2=0.999)
                 self.weights = self.weights - self.rate * step
 
     def _propose_positions(self) -> np.ndarray:
-        return self._clamp_weights()[None]
+        return np.clip(self.weights, 0.0, 1.0)[None]
 
     def _proposal_rows(self, count: int) -> np.ndarray:
-        return np.array([self._position_row(len(self.positions))])
+        # With N = K the position replaces the last expert.
+        return np.array([min(self.experts, len(self.positions) - 1)])
 
     def _update_state(self, utilities: np.ndarray) -> None:
         pass
-
-    def _position_row(self, count: int) -> int:
-        """Return the row of the position; with N = K it replaces the last expert later on."""
-        return min(self.experts, count - 1)
-
-    def _clamp_weights(self) -> np.ndarray:
-        return np.clip(self.weights, 0.0, 1.0)
-
-    def _next_minibatch(self, items: int) -> tuple[int, ...]:
-        """Return the items of the next step."""
-        found: list[int] = []
-        first = int(self.count[0]) * self.batch
-        for index in range(first, first + self.batch):
-            epoch, offset = divmod(index, items)
-            draw = random_streams.counter_rng(self.seed, epoch, 0, MINIBATCH_STREAM)
-            found.append(int(draw.permutation(items)[offset]))
-        return tuple(found)

@@ -4,7 +4,7 @@ Also contains `CoefficientBounds`, the region of allowed positions: a box of coe
 part where they sum to 1.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 
@@ -54,12 +54,7 @@ class LossRequest:
 
 
 class LossGradient(Protocol):
-    """Answer to a `LossRequest`: means over its items.
-
-    Attributes:
-        loss: In nats.
-        slope: [G * K], gradient with respect to the coefficients.
-    """
+    """Answer to a `LossRequest`, means over its items: nats, and [G * K] by the coefficients."""
 
     @property
     def loss(self) -> float: ...
@@ -136,7 +131,7 @@ class Optimizer:
     The life of one: `set_resources`, `choose`, `start`, then `ask` and `tell` in turn until there
     is a `stop_reason`; before each `ask` but the first the loop answers `descend`. A subclass
     defines the initial population, proposals and updates (`_initial_population`,
-    `_propose_positions`, `_update_state`); its state is in the arrays named in `ARRAYS`.
+    `_propose_positions`, `_update_state`); its state is in the attributes named in `STATE`.
 
     Args:
         particles: N, the rows of every `ask`.
@@ -150,9 +145,15 @@ class Optimizer:
     """
 
     NAME: ClassVar[str]
-    ARRAYS: ClassVar[dict[str, type]] = {"positions": float, "evaluate": bool}
-    """Arrays of the state, and the types of their entries; NaN is saved as null."""
-    SCALARS: ClassVar[tuple[str, ...]] = ("seed", "groups", "iteration", "has_utilities")
+    STATE: ClassVar[tuple[str, ...]] = (
+        "seed",
+        "groups",
+        "iteration",
+        "has_utilities",
+        "positions",
+        "evaluate",
+    )
+    """Attributes that a resumed search needs: arrays, and values of JSON."""
 
     can_race: ClassVar[bool] = False
     """Whether a particle that cannot beat its personal best may be stopped, see `tell`."""
@@ -237,9 +238,7 @@ class Optimizer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the exact state needed to resume, as JSON-serializable numbers and lists."""
-        scalars = {name: getattr(self, name) for name in self.SCALARS}
-        arrays = {name: to_json_list(getattr(self, name)) for name in self.ARRAYS}
-        return {"optimizer": self.NAME, **scalars, **arrays}
+        return {"optimizer": self.NAME, **save_state(self, self.STATE)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a `state_dict`, between ask and tell or after it, started or not.
@@ -257,10 +256,7 @@ class Optimizer:
         if (groups := vars(self).get("groups")) not in (None, state["groups"]):
             raise UserError(f"""pool.groups: gives {groups} groups of modules, and the saved search
                 has {state["groups"]}; restore the value, or start a new run to change it""")
-        for name in self.SCALARS:
-            setattr(self, name, state[name])
-        for name, kind in self.ARRAYS.items():
-            setattr(self, name, np.array(state[name], dtype=kind))
+        load_state(self, {name: state[name] for name in self.STATE})
         self.positions = freeze_array(self.positions)
         self.experts = self.positions.shape[1] // self.groups
         self._restore_state()
@@ -334,7 +330,7 @@ class Optimizer:
         return experts
 
     def _initial_population(self, experts: int, count: int) -> np.ndarray:
-        """Return the first rows, [N, G x K], the experts first, and initialize the arrays."""
+        """Return the first rows, [N, G x K], the experts first, and initialize the state."""
         raise NotImplementedError
 
     def _propose_positions(self) -> np.ndarray:
@@ -346,7 +342,7 @@ class Optimizer:
         raise NotImplementedError
 
     def _restore_state(self) -> None:
-        """Rebuild derived state from the loaded arrays."""
+        """Rebuild derived state from the loaded one."""
 
     def _proposal_rows(self, count: int) -> np.ndarray:
         """Return the rows of the ask that this many new positions replace."""
@@ -371,7 +367,7 @@ class Optimizer:
 class HistoryOptimizer(Optimizer):
     """Stores all measured positions, `rows` [M, G x K], and their `utilities` [M]."""
 
-    ARRAYS: ClassVar[dict[str, type]] = Optimizer.ARRAYS | {"rows": float, "utilities": float}
+    STATE = (*Optimizer.STATE, "rows", "utilities")
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
         self.rows, self.utilities = np.empty((0, groups * experts)), np.empty(0)
@@ -387,22 +383,30 @@ class HistoryOptimizer(Optimizer):
         self.rows = self.rows.reshape(-1, self.positions.shape[1])
 
 
-def float_arrays(*names: str) -> dict[str, type]:
-    """Return `Optimizer.ARRAYS` and these arrays of floats."""
-    return Optimizer.ARRAYS | dict.fromkeys(names, float)
-
-
 def freeze_array(array: np.ndarray) -> np.ndarray:
     """Return the array itself, made read-only."""
     array.flags.writeable = False
     return array
 
 
-def to_json_list(array: np.ndarray) -> list[Any]:
-    """Return an array as nested lists; None is NaN."""
-    if array.dtype != float:
-        return array.tolist()
-    return np.where(np.isnan(array), None, array.astype(object)).tolist()  # type: ignore[call-overload, no-any-return]
+def save_state(owner: object, names: Iterable[str]) -> dict[str, Any]:
+    """Return attributes as JSON values: an array as nested lists, with None for NaN."""
+    found = {name: getattr(owner, name) for name in names}
+    for name, value in found.items():
+        if isinstance(value, np.ndarray):
+            plain = value.astype(object)
+            plain[value != value] = None
+            found[name] = plain.tolist()
+    return found
+
+
+def load_state(owner: object, state: dict[str, Any]) -> None:
+    """Set the attributes of `save_state`; a list of anything but texts is an array."""
+    for name, value in state.items():
+        if isinstance(value, list) and not (value and isinstance(value[0], str)):
+            array = np.array(value)
+            value = array.astype(float) if array.dtype == object else array  # of numbers and None
+        setattr(owner, name, value)
 
 
 BETA_1, EPSILON = 0.9, 1e-8
@@ -461,9 +465,12 @@ class CoefficientBounds:
         self, experts: int, low: float, high: float, sum_to_one: bool = True, groups: int = 1
     ) -> None:
         self.low, self.high, self.sum_to_one, self.experts = low, high, sum_to_one, experts
+        from scipy.linalg import helmert
+
         self._centre = np.full(groups * experts, 1 / experts if sum_to_one else 0.0)
-        basis = helmert_basis(experts) if sum_to_one else np.eye(experts)
-        self._basis = np.kron(np.eye(groups), basis)
+        basis = helmert(experts).T if sum_to_one else np.eye(experts)
+        # Contiguous: the order in memory decides the last bit of a product.
+        self._basis = np.ascontiguousarray(np.kron(np.eye(groups), basis))
 
     def to_coordinates(self, rows: np.ndarray) -> np.ndarray:
         """Convert positions [M, G x K] to coordinates [M, D]."""
@@ -492,12 +499,3 @@ class CoefficientBounds:
             heavy = np.clip(rows - middle, self.low, self.high).sum(axis=1, keepdims=True) > 1
             below, above = np.where(heavy, middle, below), np.where(heavy, above, middle)
         return np.clip(rows - (below + above) / 2, self.low, self.high).reshape(shape)
-
-
-def helmert_basis(experts: int) -> np.ndarray:
-    """Return B [K, K - 1]: orthonormal columns, each orthogonal to (1, ..., 1)."""
-    basis = np.zeros((experts, experts - 1))
-    for column in range(1, experts):
-        basis[:column, column - 1] = 1.0
-        basis[column, column - 1] = -column
-    return basis / np.sqrt((basis**2).sum(axis=0))

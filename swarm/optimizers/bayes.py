@@ -8,7 +8,7 @@ import numpy as np
 
 from swarm._util.settings import Positive, PositiveNumber, checked
 from swarm.errors import UserError, install_command
-from swarm.optimizers.base import CoefficientBounds, Particles, Rows
+from swarm.optimizers.base import Particles, Rows
 from swarm.optimizers.static_merges import WarmStartOptimizer
 
 if TYPE_CHECKING:
@@ -98,17 +98,14 @@ class BayesianSearch(WarmStartOptimizer):
         trials = [study.ask(box) for _ in range(min(self.batch, len(self.positions)))]
         found = np.array([[*trial.params.values()] for trial in trials])
         if self.sum_to_one:
-            return self._search_bounds().to_positions(found)
+            return self._bounds(-np.inf, np.inf).to_positions(found)
         return self.best_start + found
 
     def _to_points(self, rows: np.ndarray) -> np.ndarray:
         """Convert positions to coordinates [M, D], with 0 at the centre of the box."""
         if self.sum_to_one:
-            return self._search_bounds().to_coordinates(rows)
+            return self._bounds(-np.inf, np.inf).to_coordinates(rows)
         return rows - self.best_start
-
-    def _search_bounds(self) -> CoefficientBounds:
-        return CoefficientBounds(self.experts, -np.inf, np.inf, groups=self.groups)
 
     def _search_distributions(self, dimensions: int) -> dict[str, Any]:
         from optuna.distributions import FloatDistribution

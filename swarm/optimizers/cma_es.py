@@ -7,7 +7,7 @@ import numpy as np
 
 from swarm._util.settings import Positive, PositiveNumber, checked
 from swarm.optimizers import random_streams
-from swarm.optimizers.base import OPTIMIZER_STREAM, CoefficientBounds, High, Low, Particles
+from swarm.optimizers.base import OPTIMIZER_STREAM, High, Low, Particles
 from swarm.optimizers.static_merges import WarmStartOptimizer
 
 if TYPE_CHECKING:
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 FREE_SUM_STEP = 0.1
 """Initial standard deviation of a coefficient around the best recipe."""
+
+RESTART_STREAM = OPTIMIZER_STREAM + 1
+"""Purpose id of the random stream of restarts."""
 
 MAX_REDRAWS = 100
 """Number of redraws of an out-of-bounds position before it is projected."""
@@ -66,8 +69,7 @@ class CMAES(WarmStartOptimizer):
     restart: bool = True
 
     def _population_size(self, experts: int) -> int:
-        dimensions = self.groups * (experts - self.sum_to_one)
-        return max(experts, 4 + int(3 * np.log(dimensions)))
+        return max(experts, 4 + int(3 * np.log(self._dimensions(experts))))
 
     def _initial_population(self, experts: int, count: int) -> np.ndarray:
         self._reset_distribution(count)
@@ -96,8 +98,7 @@ class CMAES(WarmStartOptimizer):
 
     def _reset_distribution(self, count: int) -> None:
         """Reset to the initial distribution."""
-        bounds = self.low, self.high
-        self._region = CoefficientBounds(self.experts, *bounds, self.sum_to_one, self.groups)
+        self._region = self._bounds(self.low, self.high)
         self._learnt, self._restarts = self.start_count, 0
         self._cma = self._build_distribution(self._initial_mean(), count)
 
@@ -127,9 +128,7 @@ class CMAES(WarmStartOptimizer):
             self._learnt += size
             if self.restart and self._cma.should_stop():
                 self._restarts += 1
-                draw = random_streams.counter_rng(
-                    self.seed, self._restarts, 0, OPTIMIZER_STREAM + 1
-                )
+                draw = random_streams.counter_rng(self.seed, self._restarts, 0, RESTART_STREAM)
                 mean = random_streams.sample_mixtures(draw, 1, self.experts, self.groups)[0]
                 self._cma = self._build_distribution(mean, 2 * size)
 

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from swarm._util.settings import Share, checked
-from swarm.optimizers.base import CoefficientBounds, FourOrMore, High, Low, Optimizer, float_arrays
+from swarm.optimizers.base import CoefficientBounds, FourOrMore, High, Low, Optimizer
 from swarm.optimizers.random_streams import expert_positions, sample_mixtures
 from swarm.optimizers.static_merges import static_start_positions
 
@@ -41,7 +41,7 @@ class DifferentialEvolution(Optimizer):
     """
 
     NAME: ClassVar[str] = "de"
-    ARRAYS: ClassVar[dict[str, type]] = float_arrays("members", "utilities")
+    STATE = (*Optimizer.STATE, "members", "utilities")
 
     particles: FourOrMore | None = 20
     strategy: Literal["best", "rand"] = "best"

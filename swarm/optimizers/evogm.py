@@ -8,7 +8,7 @@ import numpy as np
 
 from swarm._util.settings import Number, Positive, PositiveNumber, checked
 from swarm.optimizers import random_streams
-from swarm.optimizers.base import OPTIMIZER_STREAM, Fraction, Optimizer, Particles, float_arrays
+from swarm.optimizers.base import OPTIMIZER_STREAM, Fraction, HistoryOptimizer, Particles
 
 HIDDEN = (128, 256, 256, 256, 128)
 """Widths of a generator's hidden layers, as in the paper."""
@@ -16,13 +16,13 @@ HIDDEN = (128, 256, 256, 256, 128)
 DECIMALS = 6
 """Decimals of a proposal; rounding hides machine-dependent last bits of matrix products."""
 
-WEIGHTS, BATCHES = OPTIMIZER_STREAM + 1, OPTIMIZER_STREAM + 2
+WEIGHTS_STREAM, BATCHES_STREAM = OPTIMIZER_STREAM + 1, OPTIMIZER_STREAM + 2
 """Purpose ids of the random streams of training, besides those of a population."""
 
 
 @checked("optimizer")
 @dataclass(kw_only=True, eq=False)
-class EvolutionaryGenerator(Optimizer):
+class EvolutionaryGenerator(HistoryOptimizer):
     """Trains generators on better and worse vectors of the search to propose better coefficients.
 
     A search has rounds. A round begins with a population of P vectors over its basis: each basis
@@ -72,8 +72,9 @@ class EvolutionaryGenerator(Optimizer):
     """
 
     NAME: ClassVar[str] = "evogm"
-    ARRAYS: ClassVar[dict[str, type]] = float_arrays(
-        "basis", "members", "member_utilities", "proposals", "rows", "utilities", "round_ends"
+    STATE = (
+        *HistoryOptimizer.STATE,
+        *("basis", "members", "member_utilities", "proposals", "round_ends"),
     )
 
     particles: Particles | None = 20
@@ -88,24 +89,38 @@ class EvolutionaryGenerator(Optimizer):
     def _population_size(self, experts: int) -> int:
         return 2 * experts
 
-    def _reset_history(self) -> None:
-        """Start the history of a round."""
-        self.rows = np.empty((0, self.groups * self.experts))
-        self.utilities, self.round_ends = np.empty(0), np.empty(0)
-        self._pair: GeneratorPair | None = None
-
     def _initial_population(self, experts: int, count: int) -> np.ndarray:
         self.basis = random_streams.expert_positions(experts, self.groups)
-        self._reset_history()
-        self.proposals = self._draw_population(count)
-        self.members, self.member_utilities = self.proposals, np.full(count, np.nan)
+        self._start_round(np.full(count, np.nan))
         return self._vectors_to_positions(self.proposals)
+
+    def _start_round(self, utilities: np.ndarray) -> None:
+        """Draw a population over the basis: its vectors, their mean, uniform samples.
+
+        Args:
+            utilities: [P] of the population, NaN if unknown.
+        """
+        shape = len(utilities), self.groups * self.experts
+        rows = self._iteration_rng().uniform(-1.0, 1.0, shape)
+        rows[: self.experts] = random_streams.expert_positions(self.experts, self.groups)
+        rows[self.experts : self.experts + 1] = 1 / self.experts
+        measured = np.isfinite(utilities)
+        self.proposals, self.members, self.member_utilities = rows, rows, utilities
+        self.rows, self.utilities = rows[measured], utilities[measured]
+        self.round_ends = np.empty(0)
+        self._pair: GeneratorPair | None = None
 
     def _propose_positions(self) -> np.ndarray:
         if self._round_phase():
             self.proposals = self._generate_candidates()
         else:
-            self._start_round()
+            # The best vectors of the last round are the new basis; they are not scored again.
+            elites = rank_descending(self.utilities)[: self.experts]
+            known = np.full(len(self.members), np.nan)
+            if len(elites) == self.experts:
+                known[: self.experts] = self.utilities[elites]
+                self.basis = self._vectors_to_positions(self.rows[elites])
+            self._start_round(known)
         return self._vectors_to_positions(self.proposals)[self._proposal_rows(len(self.proposals))]
 
     def _proposal_rows(self, count: int) -> np.ndarray:
@@ -126,32 +141,12 @@ class EvolutionaryGenerator(Optimizer):
         self.members, self.member_utilities = everyone[best], values[best]
 
     def _restore_state(self) -> None:
-        self.rows = self.rows.reshape(-1, self.positions.shape[1])
+        super()._restore_state()
         self._pair = None
 
     def _round_phase(self) -> int:
         """Return 0 for an ask that starts a round, then 1 to T."""
         return self.iteration % (self.inner_iterations + 1)
-
-    def _start_round(self) -> None:
-        """Make the best vectors of the last round the new basis, and draw a population over it."""
-        elites = rank_descending(self.utilities)[: self.experts]
-        known = np.full(len(self.members), np.nan)
-        if len(elites) == self.experts:
-            known[: self.experts] = self.utilities[elites]
-            self.basis = self._vectors_to_positions(self.rows[elites])
-        self._reset_history()
-        self.proposals = self.members = self._draw_population(len(self.members))
-        self.member_utilities = known
-        measured = np.isfinite(known)
-        self.rows, self.utilities = self.members[measured], known[measured]
-
-    def _draw_population(self, count: int) -> np.ndarray:
-        """Return vectors [count, G x K] that start a round: basis, its mean, uniform samples."""
-        rows = self._iteration_rng().uniform(-1.0, 1.0, (count, self.groups * self.experts))
-        rows[: self.experts] = random_streams.expert_positions(self.experts, self.groups)
-        rows[self.experts : self.experts + 1] = 1 / self.experts
-        return rows
 
     def _vectors_to_positions(self, vectors: np.ndarray) -> np.ndarray:
         """Convert vectors [M, G x K] over the basis to positions [M, G x K] over the experts."""
@@ -163,26 +158,23 @@ class EvolutionaryGenerator(Optimizer):
         """Generate candidates [P, G x K] over the basis from the population with the trained F."""
         if len(self.rows) < 2:
             return self._iteration_rng().uniform(-1.0, 1.0, self.members.shape)
-        return np.round(self._trained_generators().improve_vectors(self.members), DECIMALS)
-
-    def _trained_generators(self) -> "GeneratorPair":
-        """Return the round's generators, completing their training if necessary."""
         first = self.iteration - self._round_phase()
         if self._pair is None:
-            draw = random_streams.counter_rng(self.seed, first, 0, WEIGHTS)
+            draw = random_streams.counter_rng(self.seed, first, 0, WEIGHTS_STREAM)
             scales = self.cycle_scale, self.target_scale
             self._pair = GeneratorPair(self.rows.shape[1], draw, *scales, self.learning_rate)
             self._trainings = 0
+        # A resumed search repeats the trainings of the round.
         for training in range(self._trainings, len(self.round_ends)):
             end = int(self.round_ends[training])
             order = rank_descending(self.utilities[:end])
             count = max(1, int(end * self.winners))
             good, bad = self.rows[order[:count]], self.rows[order[count:]]
             if len(bad):
-                batches = random_streams.counter_rng(self.seed, first + training, 0, BATCHES)
-                self._pair.train_generators(good, bad, self.epochs, batches)
-            self._trainings += 1
-        return self._pair
+                draw = random_streams.counter_rng(self.seed, first + training, 0, BATCHES_STREAM)
+                self._pair.train_generators(good, bad, self.epochs, draw)
+        self._trainings = len(self.round_ends)
+        return np.round(self._pair.improve_vectors(self.members), DECIMALS)
 
 
 class GeneratorPair:
@@ -229,9 +221,9 @@ class GeneratorPair:
         count, (cycle, target) = min(len(winners), len(losers)), self._scales
         for _ in range(epochs):
             good, bad = (
-                torch.from_numpy(rows[draw.permutation(len(rows))[:count]])
-                if len(rows) > count
-                else torch.from_numpy(np.array(rows))
+                torch.from_numpy(
+                    rows[draw.permutation(len(rows))[:count]] if len(rows) > count else rows
+                )
                 for rows in (winners, losers)
             )
             better, worse = self.improve(bad), self.worsen(good)

@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from swarm._util.settings import Number, Share, checked
-from swarm.optimizers.base import OPTIMIZER_STREAM, Fraction, Optimizer, float_arrays
+from swarm.optimizers.base import OPTIMIZER_STREAM, Fraction, Optimizer
 from swarm.optimizers.random_streams import initial_population
 
 SELECTION_STREAM = OPTIMIZER_STREAM + 1
@@ -58,7 +58,8 @@ class Genome(Optimizer):
     """
 
     NAME: ClassVar[str] = "genome"
-    ARRAYS: ClassVar[dict[str, type]] = float_arrays(
+    STATE = (
+        *Optimizer.STATE,
         *("members", "utilities", "velocities", "own_positions", "own_utilities"),
         *("extremes", "extreme_utilities"),
     )
@@ -77,35 +78,24 @@ class Genome(Optimizer):
     step_length_factor: Fraction = 0.95
 
     def _initial_population(self, experts: int, count: int) -> np.ndarray:
-        self.members = self.own_positions = initial_population(
-            experts, count, self.seed, groups=self.groups
-        )
+        rows = initial_population(experts, count, self.seed, groups=self.groups)
+        self.members = self.own_positions = rows
         self.utilities = self.own_utilities = np.full(count, np.nan)
-        self.velocities = np.zeros_like(self.members)
-        self.extremes, self.extreme_utilities = np.zeros_like(self.members[:2]), np.full(2, np.nan)
-        return self.members
+        self.velocities = np.zeros_like(rows)
+        self.extremes, self.extreme_utilities = np.zeros_like(rows[:2]), np.full(2, np.nan)
+        return rows
 
     def _propose_positions(self) -> np.ndarray:
         return self._succession_positions() if self._is_succession() else self._breed_offspring()
-
-    def _update_state(self, utilities: np.ndarray) -> None:
-        self._update_extremes(utilities)
-        if self.iteration == 0 or self._is_succession():
-            self._accept_positions(utilities)
-        else:
-            self._select_survivors(utilities)
 
     def _is_succession(self) -> bool:
         return self.succession and self.iteration % 2 == 1
 
     def _proposal_rows(self, count: int) -> np.ndarray:
-        if self._is_succession():
-            return np.sort(self._members_by_rank()[self._elite_count(len(self.members)) :])
-        return super()._proposal_rows(count)
-
-    def _members_by_rank(self) -> np.ndarray:
-        """Return the members' indices, the best first."""
-        return np.argsort(-rank_fitness(self.utilities), kind="stable")
+        if not self._is_succession():
+            return super()._proposal_rows(count)
+        ranked = np.argsort(-rank_fitness(self.utilities), kind="stable")
+        return np.sort(ranked[self._elite_count(len(ranked)) :])
 
     def _elite_count(self, size: int) -> int:
         """Return the size of the elite among `size`; at least one, and never all members."""
@@ -113,22 +103,19 @@ class Genome(Optimizer):
 
     def _succession_positions(self) -> np.ndarray:
         """Return the new positions of all members but the elite, [M, G x K]."""
-        x, v = self.members, self.velocities
+        x, known = self.members, ~np.isnan(self.extreme_utilities)
         best, worst = (
-            x if np.isnan(u) else row
-            for row, u in zip(self.extremes, self.extreme_utilities, strict=True)
+            row if is_known else x for row, is_known in zip(self.extremes, known, strict=True)
         )
         phi = np.array([self.inertia, self.cognitive, self.social, self.repel])
-        weights = phi[:, None] * (
-            1.0 - self._iteration_rng().random((len(x), 4, self.groups))
-        )  # (0, 1]
+        r = 1.0 - self._iteration_rng().random((len(x), 4, self.groups))  # (0, 1]
+        weights = phi[:, None] * r
         weights /= np.maximum(weights.sum(axis=1, keepdims=True), np.finfo(float).tiny)
         w_v, w_p, w_g, w_w = weights.swapaxes(0, 1).repeat(self.experts, axis=2)
-        v = w_v * v + w_p * (self.own_positions - x) + w_g * (best - x) + w_w * (x - worst)
-        self.velocities = v
-        generation = (self.iteration - 1) // 2
-        moved = x + self.step_length * self.step_length_factor**generation * v
-        return moved[self._proposal_rows(len(x))]
+        v = w_v * self.velocities + w_p * (self.own_positions - x)
+        self.velocities = v + w_g * (best - x) + w_w * (x - worst)
+        step = self.step_length * self.step_length_factor ** ((self.iteration - 1) // 2)
+        return (x + step * self.velocities)[self._proposal_rows(len(x))]
 
     def _breed_offspring(self) -> np.ndarray:
         """Return at most N offspring, [M, G x K]: children first, then mutants."""
@@ -148,20 +135,29 @@ class Genome(Optimizer):
                 rows.append(row + noise - means.repeat(self.experts))
         return np.reshape(rows[count : 2 * count], (-1, genes))
 
-    def _accept_positions(self, utilities: np.ndarray) -> None:
-        """Move members to their scored positions; unmeasured ones do not move."""
+    def _update_state(self, utilities: np.ndarray) -> None:
         measured = np.isfinite(utilities)
-        self.members = np.where(measured[:, None], self.positions, self.members)
-        self.velocities = np.where(measured[:, None], self.velocities, 0.0)
+        if measured.any():
+            indices = [np.nanargmax(utilities), np.nanargmin(utilities)]
+            current, sign = utilities[indices], np.array([1, -1])
+            new = ~(sign * current <= sign * self.extreme_utilities)
+            self.extremes = np.where(new[:, None], self.positions[indices], self.extremes)
+            self.extreme_utilities = np.where(new, current, self.extreme_utilities)
+        if self.iteration and not self._is_succession():
+            self._select_survivors(utilities[measured], self.positions[measured])
+            return
+        # Members move to their scored positions; unmeasured ones do not move.
+        moved = measured[:, None]
+        self.members = np.where(moved, self.positions, self.members)
+        self.velocities = np.where(moved, self.velocities, 0.0)
         self.utilities = np.where(measured, utilities, self.utilities)
         better = measured & ~(utilities <= self.own_utilities)
         self.own_positions = np.where(better[:, None], self.positions, self.own_positions)
         self.own_utilities = np.where(better, utilities, self.own_utilities)
 
-    def _select_survivors(self, utilities: np.ndarray) -> None:
+    def _select_survivors(self, utilities: np.ndarray, children: np.ndarray) -> None:
         """Select N of members and offspring: the elite, then a roulette without replacement."""
-        born, count = np.isfinite(utilities), len(self.members)
-        everyone = np.append(self.utilities, utilities[born])
+        everyone, count = np.append(self.utilities, utilities), len(self.members)
         ranks = rank_fitness(everyone)
         order = np.argsort(-ranks, kind="stable")
         elite = self._elite_count(len(order))
@@ -170,20 +166,11 @@ class Genome(Optimizer):
         draw = self._iteration_rng(SELECTION_STREAM)
         drawn = draw.choice(rest, size=count - elite, replace=False, p=chances)
         kept = np.append(order[:elite], drawn)
-        children = self.positions[born]
         self.members = np.vstack([self.members, children])[kept]
         self.velocities = np.vstack([self.velocities, 0 * children])[kept]
         self.own_positions = np.vstack([self.own_positions, children])[kept]
         self.utilities = everyone[kept]
-        self.own_utilities = np.append(self.own_utilities, utilities[born])[kept]
-
-    def _update_extremes(self, utilities: np.ndarray) -> None:
-        if np.isfinite(utilities).any():
-            indices = [np.nanargmax(utilities), np.nanargmin(utilities)]
-            current, sign = utilities[indices], np.array([1, -1])
-            new = ~(sign * current <= sign * self.extreme_utilities)
-            self.extremes = np.where(new[:, None], self.positions[indices], self.extremes)
-            self.extreme_utilities = np.where(new, current, self.extreme_utilities)
+        self.own_utilities = np.append(self.own_utilities, utilities)[kept]
 
 
 def rank_fitness(utilities: np.ndarray) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
@@ -15,7 +14,8 @@ from swarm.optimizers.base import (
     LossRequest,
     Rows,
     adam_direction,
-    to_json_list,
+    load_state,
+    save_state,
 )
 
 MINIBATCH_STREAM, HOLDOUT_STREAM, LOSS_ITEMS_STREAM, DROPOUT_STREAM = 100, 101, 102, 103
@@ -30,26 +30,6 @@ MIN_ROUTE_ITEMS = 20
 Below it, routes of equal coefficients learn as one, and if the number is still below it for
 those that differ, they are pulled back (`Descent`). Measured in benchmarks/notes/decisions.md.
 """
-
-ARRAYS = {"moments": float, "count": int, "rate_factor": float, "held_loss": float}
-
-
-@lru_cache(maxsize=1024)
-def _permutation(seed: int, epoch: int, particle: int, purpose: int, items: int) -> np.ndarray:
-    """Return a random order of the items, read-only; see `random_streams.counter_rng`."""
-    found = random_streams.counter_rng(seed, epoch, particle, purpose).permutation(items)
-    found.setflags(write=False)
-    return found
-
-
-@lru_cache(maxsize=1024)
-def _split_fold(seed: int, items: int, folds: int, fold: int) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Return the shuffled items outside a fold, and the sorted ones in it; one fold is none."""
-    order = _permutation(seed, 0, 0, HOLDOUT_STREAM, items)
-    if folds < 2:
-        return order, ()
-    mine = np.arange(items) % folds == fold
-    return order[~mine], tuple(int(i) for i in np.sort(order[mine]))
 
 
 @checked("optimizer.descent")
@@ -94,6 +74,7 @@ class Descent:
         required: Whether to refuse a task without gold answers; else the swarm moves without.
     """
 
+    STATE = ("moments", "count", "rate_factor", "held_loss")
     DESCRIPTION: ClassVar[str] = "the keys of the gradient term, e.g. optimizer.descent.steps=20"
 
     weight: PositiveNumber = 1.0
@@ -137,15 +118,14 @@ class Descent:
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything `load_state_dict` needs; exact, None is an unknown loss."""
-        return {name: to_json_list(getattr(self, name)) for name in ARRAYS}
+        return save_state(self, self.STATE)
 
     def load_state_dict(
         self, state: dict[str, Any], groups: int, seed: int, kinds: np.ndarray
     ) -> None:
         """Resume from a `state_dict`."""
         self.groups, self.seed, self.kinds = groups, seed, kinds
-        for name, kind in ARRAYS.items():
-            setattr(self, name, np.array(state[name], dtype=kind))
+        load_state(self, state)
 
     def evaluate_losses(
         self, positions: np.ndarray, items: int
@@ -155,7 +135,7 @@ class Descent:
         A descent should start where the loss is low, which utilities hardly show: an expert with
         one of nine skills has a higher utility than the soup, and three times its loss.
         """
-        order = _permutation(self.seed, 0, 0, LOSS_ITEMS_STREAM, items)
+        order = random_streams.permutation(self.seed, 0, 0, LOSS_ITEMS_STREAM, items)
         chosen = tuple(int(i) for i in np.sort(order[: self.batch]))
         answers = yield [
             LossRequest(x, chosen, slope=False, particle=i) for i, x in enumerate(positions)
@@ -193,27 +173,17 @@ class Descent:
             tail = [*tail, x.copy()][-max(1, self.steps // 2) :]
             self.reached = np.mean(tail, axis=0)
         if rows and self._split_holdout(0, items)[1]:
-            yield from self._halve_rates(
-                [(particles[row], self.reached[row]) for row in rows], items
-            )
+            chosen = [particles[row] for row in rows]
+            held_out = [self._split_holdout(i, items)[1] for i in chosen]
+            wanted = [
+                LossRequest(self.reached[row], kept, slope=False, particle=i)
+                for row, i, kept in zip(rows, chosen, held_out, strict=True)
+            ]
+            for i, answer in zip(chosen, (yield wanted), strict=True):
+                if answer.loss >= self.held_loss[i]:
+                    self.rate_factor[i] /= 2
+                self.held_loss[i] = np.fmin(answer.loss, self.held_loss[i])
         return self.reached
-
-    def _halve_rates(
-        self, reached: Sequence[tuple[int, np.ndarray]], items: int
-    ) -> Generator[list[LossRequest], list[LossGradient], None]:
-        """Halve the rate of each particle whose held-out loss is not its lowest so far."""
-        answers = yield [
-            LossRequest(x, self._split_holdout(particle, items)[1], slope=False, particle=particle)
-            for particle, x in reached
-        ]
-        for (particle, _), answer in zip(reached, answers, strict=True):
-            if answer.loss >= self.held_loss[particle]:
-                self.halve_rate(particle)
-            self.held_loss[particle] = np.fmin(answer.loss, self.held_loss[particle])
-
-    def halve_rate(self, particle: int) -> None:
-        """Halve a particle's rate, as where its held-out loss does not fall."""
-        self.rate_factor[particle] /= 2
 
     def rests(self, particle: int) -> bool:
         """Return whether a particle no longer descends."""
@@ -270,17 +240,16 @@ class Descent:
 
     def _split_holdout(self, particle: int, items: int) -> tuple[np.ndarray, tuple[int, ...]]:
         """Return the items that a particle learns from, and those that are held out for it."""
-        folds = min(items, max(2, round(1 / self.holdout))) if self.holdout else 1
-        return _split_fold(self.seed, items, folds, particle % folds)
+        order = random_streams.permutation(self.seed, 0, 0, HOLDOUT_STREAM, items)
+        if not self.holdout or items < 2:
+            return order, ()
+        folds = min(items, max(2, round(1 / self.holdout)))
+        mine = np.arange(items) % folds == particle % folds
+        return order[~mine], tuple(np.sort(order[mine]).tolist())
 
     def _next_minibatch(self, particle: int, items: int) -> tuple[int, ...]:
-        """Return the items of a particle's next step, from a permutation redrawn every epoch."""
-        learnt = self._split_holdout(particle, items)[0]
-        found = []
-        for index in range(
-            self.batch * self.count[particle], self.batch * (self.count[particle] + 1)
-        ):
-            epoch = int(index // len(learnt))
-            order = _permutation(self.seed, epoch, particle, MINIBATCH_STREAM, len(learnt))
-            found.append(int(learnt[order[index % len(learnt)]]))
-        return tuple(found)
+        """Return the items of a particle's next step."""
+        learnt, step = self._split_holdout(particle, items)[0], int(self.count[particle])
+        where = self.seed, particle, MINIBATCH_STREAM
+        found = random_streams.minibatch(*where, step, self.batch, len(learnt))
+        return tuple(learnt[found].tolist())

@@ -7,7 +7,7 @@ import numpy as np
 
 from swarm._util.settings import Positive, PositiveNumber, checked
 from swarm.errors import UserError
-from swarm.optimizers.base import Optimizer, Particles, Rows, float_arrays, rank_weights
+from swarm.optimizers.base import Optimizer, Particles, Rows, rank_weights
 from swarm.optimizers.random_streams import expert_positions, initial_population
 
 
@@ -49,7 +49,7 @@ class MergeEvolve(Optimizer):
     """
 
     NAME: ClassVar[str] = "mergevolve"
-    ARRAYS: ClassVar[dict[str, type]] = float_arrays("theta")
+    STATE = (*Optimizer.STATE, "theta")
 
     particles: Particles | None = None
     max_iterations: Positive = 50
@@ -66,10 +66,8 @@ class MergeEvolve(Optimizer):
             UserError: As there, or `merged` exceeds the number of rows of the pool.
         """
         if self.merged is not None and self.merged > experts:
-            raise UserError(
-                f"optimizer.merged={self.merged}: must be at most {experts}, the rows of the "
-                "pool, or null for all"
-            )
+            raise UserError(f"""optimizer.merged={self.merged}: must be at most {experts}, the rows
+                of the pool, or null for all""")
         super().start(experts, seed, groups)
 
     def _population_size(self, experts: int) -> int:

@@ -1,6 +1,6 @@
 """Multi-objective evolutionary search with pymoo's NSGA-II."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -18,7 +18,6 @@ from swarm.optimizers.base import (
     High,
     Low,
     Optimizer,
-    float_arrays,
 )
 from swarm.optimizers.static_merges import DEFAULT_LAMBDAS, SCALES, static_start_positions
 
@@ -80,7 +79,10 @@ class NSGA2Search(Optimizer):
 
     NAME: ClassVar[str] = "nsga2"
     has_objectives: ClassVar[bool] = True
-    ARRAYS: ClassVar[dict[str, type]] = float_arrays("rows", "values", "generations")
+    STATE = (
+        *Optimizer.STATE,
+        *("rows", "values", "generations", "names", "objectives", "constraints"),
+    )
 
     particles: FourOrMore | None = 20
     objectives: Annotated[Sequence[str], Field(min_length=1)] | None = None
@@ -97,19 +99,14 @@ class NSGA2Search(Optimizer):
     @property
     def needs_base(self) -> bool:
         """True if the base model is part of the first generation."""
-        return BASE_BOUND in self._constraints.values()
-
-    @property
-    def _constraints(self) -> Mapping[str, float | str]:
-        return self.constraints or {}
+        return BASE_BOUND in (self.constraints or {}).values()
 
     def name_objectives(self, names: Sequence[str]) -> None:
-        allowed = ", ".join(names)
-        options = {"objectives": self.objectives or (), "constraints": self._constraints}
+        options = {"objectives": self.objectives or (), "constraints": self.constraints or {}}
         for key, given in options.items():
             if unknown := [name for name in given if name not in names]:
                 raise UserError(f"""optimizer.{key}: the task has no part {unknown[0]!r}; it has:
-                    {allowed}""")
+                    {", ".join(names)}""")
         self.names = list(names)
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
@@ -150,59 +147,46 @@ class NSGA2Search(Optimizer):
                 f"tell needs {len(self.evaluate)} utilities once per ask, with objectives of "
                 f"the parts {self.names}, not {np.shape(values)}"
             )
-        self._objective_values = np.asarray(values, float)
+        self._told = np.asarray(values, float)
         super().tell(utilities)
-
-    def state_dict(self) -> dict[str, Any]:
-        """See `Optimizer.state_dict`; adds the names of the objectives, and the constraints."""
-        wanted = None if self.objectives is None else list(self.objectives)
-        more = {"names": self.names, "objectives": wanted, "constraints": dict(self._constraints)}
-        return {**super().state_dict(), **more}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.names = state.get("names")
-        super().load_state_dict(state)
 
     def _population_size(self, experts: int) -> int:
         return max(experts + self.needs_base, 4)
 
     def _initial_population(self, experts: int, count: int) -> np.ndarray:
         known = random_streams.expert_positions(experts, self.groups)
-        if self.needs_base:
-            known = np.vstack([known, np.zeros(experts * self.groups)])
-        scales = (1.0,) if self.sum_to_one else SCALES
-        lambdas = () if self.sum_to_one else DEFAULT_LAMBDAS
-        recipes = self._search_bounds.project(
-            static_start_positions(experts, self.groups, scales, lambdas)[1]
-        )
-        known = np.vstack([known, recipes])[:count]
+        base = np.zeros((int(self.needs_base), experts * self.groups))
+        scales, lambdas = ((1.0,), ()) if self.sum_to_one else (SCALES, DEFAULT_LAMBDAS)
+        recipes = static_start_positions(experts, self.groups, scales, lambdas)[1]
+        known = np.vstack([known, base, self._bounds.project(recipes)])[:count]
         return np.vstack([known, self._sample_mixtures(count - len(known))])
 
     def _propose_positions(self) -> np.ndarray:
+        count = len(self.positions)
         if self._algorithm is None:
-            rows = self._sample_mixtures(len(self.positions))
-            if self._constraint_bounds() is None:
-                rows[0] = 0.0
+            rows = self._sample_mixtures(count)
+            rows[: self._constraint_bounds() is None] = 0.0
             return rows
         self._algorithm.random_state = self._iteration_rng(MATING_STREAM)
         found = self._algorithm.ask()
         # Mating returns None if it produces only duplicates of the population.
-        return self._sample_mixtures(len(self.positions)) if found is None else found.get("X")
+        return self._sample_mixtures(count) if found is None else found.get("X")
 
     def _update_state(self, utilities: np.ndarray) -> None:
-        measured = np.isfinite(utilities) & np.isfinite(self._objective_values).all(axis=1)
-        rows, objectives = self.positions[measured], self._objective_values[measured]
-        self.values = np.vstack([self.values, objectives]) if len(self.rows) else objectives
-        self.rows = np.vstack([self.rows, rows])
-        born = np.full(len(rows), float(self.iteration))
+        measured = np.isfinite(utilities) & np.isfinite(self._told).all(axis=1)
+        values = self._told[measured]
+        self.values = np.vstack([self.values, values]) if len(self.rows) else values
+        self.rows = np.vstack([self.rows, self.positions[measured]])
+        born = np.full(len(values), float(self.iteration))
         self.generations = np.append(self.generations, born)
         self._update_algorithm()
 
     def _restore_state(self) -> None:
         # An empty list loses the row length in JSON.
         self.rows = self.rows.reshape(-1, self.positions.shape[1])
-        if not len(self.rows):
-            self.values = np.zeros((0, 0))
+        self.values = (
+            self.values.reshape(len(self.rows), -1) if len(self.rows) else np.zeros((0, 0))
+        )
         self._reset_algorithm()
         self._update_algorithm()
 
@@ -217,67 +201,56 @@ class NSGA2Search(Optimizer):
         if self.sum_to_one:
             return rows
         totals = draw.uniform(*TOTAL_RANGE, size=(count, self.groups))
-        return self._search_bounds.project(rows * totals.repeat(self.experts, axis=1))
+        return self._bounds.project(rows * totals.repeat(self.experts, axis=1))
 
     @property
-    def _search_bounds(self) -> CoefficientBounds:
+    def _bounds(self) -> CoefficientBounds:
         return CoefficientBounds(self.experts, self.low, self.high, self.sum_to_one, self.groups)
 
-    def _objective_column(self, name: str) -> int:
-        assert self.names is not None, "name_objectives comes first"
-        return self.names.index(name)
+    def _columns(self, names: Iterable[str]) -> list[int]:
+        """Return the columns of `values` of these parts."""
+        return [(self.names or []).index(name) for name in names]
 
     def _constraint_bounds(self) -> np.ndarray | None:
         """Return the bounds, one per constraint; `None` while the base model is not measured."""
+        constraints = self.constraints or {}
         base = np.flatnonzero(~self.rows.any(axis=1))
         if self.needs_base and not len(base):
             return None
-        return np.array(
-            [
-                self.values[base[0], self._objective_column(name)] if bound == BASE_BOUND else bound
-                for name, bound in self._constraints.items()
-            ],
-            dtype=float,
-        )
+        found = [
+            self.values[base[0], column] if bound == BASE_BOUND else bound
+            for column, bound in zip(self._columns(constraints), constraints.values(), strict=True)
+        ]
+        return np.array(found, dtype=float)
 
     def _update_algorithm(self) -> None:
         """Tell the algorithm every pending generation, once the bounds are known."""
         bounds = self._constraint_bounds()
         if bounds is None or not len(self.rows):
             return
-        columns = [self._objective_column(name) for name in self._constraints]
-        aims = [self._objective_column(name) for name in self.objectives or ()]
-        losses = -self.values[:, aims or slice(None)]
-        violations = bounds - self.values[:, columns]
+        from pymoo.core.evaluator import Evaluator
+        from pymoo.core.population import Population
+        from pymoo.problems.static import StaticProblem
+
+        losses = -self.values[:, self._columns(self.objectives or ()) or slice(None)]
+        violations = bounds - self.values[:, self._columns(self.constraints or ())]
         # The base model (position zero) is outside the region where coefficients sum to 1.
         inside = self.rows.any(axis=1) | (not self.sum_to_one)
         for born in np.unique(self.generations[self.generations > self._learnt]):
             chosen = (self.generations == born) & inside
             self._learnt = born
-            if chosen.any():
-                self._advance_generation(
-                    int(born), self.rows[chosen], losses[chosen], violations[chosen]
-                )
-
-    def _advance_generation(
-        self, born: int, rows: np.ndarray, losses: np.ndarray, violations: np.ndarray
-    ) -> None:
-        """Tell the algorithm one generation."""
-        from pymoo.core.evaluator import Evaluator
-        from pymoo.core.population import Population
-        from pymoo.problems.static import StaticProblem
-
-        if self._algorithm is None:
-            self._algorithm = self._build_algorithm(losses.shape[1], violations.shape[1])
-        problem = self._algorithm.problem
-        offspring = Population.new("X", rows)
-        Evaluator().eval(StaticProblem(problem, F=losses, G=violations), offspring)
-        # Survival draws random numbers, too; they must depend on the generation, not on earlier
-        # calls.
-        self._algorithm.random_state = random_streams.counter_rng(
-            self.seed, born, 0, SURVIVAL_STREAM
-        )
-        self._algorithm.tell(infills=offspring)
+            if not chosen.any():
+                continue
+            if self._algorithm is None:
+                self._algorithm = self._build_algorithm(losses.shape[1], violations.shape[1])
+            told = StaticProblem(self._algorithm.problem, F=losses[chosen], G=violations[chosen])
+            offspring = Population.new("X", self.rows[chosen])
+            Evaluator().eval(told, offspring)
+            # Survival draws random numbers, too; they must depend on the generation, not on
+            # earlier calls.
+            draw = random_streams.counter_rng(self.seed, int(born), 0, SURVIVAL_STREAM)
+            self._algorithm.random_state = draw
+            self._algorithm.tell(infills=offspring)
 
     def _build_algorithm(self, objectives: int, constraints: int) -> "Algorithm":
         """Return a new algorithm over the box of coefficients."""
@@ -288,7 +261,7 @@ class NSGA2Search(Optimizer):
         from pymoo.operators.crossover.sbx import SBX
         from pymoo.operators.mutation.pm import PM
 
-        region, size = self._search_bounds, self.groups * self.experts
+        region, size = self._bounds, self.groups * self.experts
 
         class Nearest(Repair):
             """Projects offspring to the nearest position of the region."""

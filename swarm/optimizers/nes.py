@@ -7,7 +7,6 @@ import numpy as np
 
 from swarm._util.settings import Positive, PositiveNumber, checked
 from swarm.optimizers.base import (
-    CoefficientBounds,
     High,
     Low,
     Particles,
@@ -15,8 +14,6 @@ from swarm.optimizers.base import (
     rank_weights,
 )
 from swarm.optimizers.static_merges import WarmStartOptimizer
-
-RATES = {"plain": 1.0, "adam": 0.03}
 
 
 @checked("optimizer")
@@ -56,9 +53,7 @@ class NaturalEvolution(WarmStartOptimizer):
     """
 
     NAME: ClassVar[str] = "nes"
-    ARRAYS: ClassVar[dict[str, type]] = WarmStartOptimizer.ARRAYS | dict.fromkeys(
-        ("mean", "sigma", "moments", "steps"), float
-    )
+    STATE = (*WarmStartOptimizer.STATE, "mean", "sigma", "moments", "steps")
 
     particles: Particles | None = None
     max_iterations: Positive = 100
@@ -75,20 +70,19 @@ class NaturalEvolution(WarmStartOptimizer):
         return self.iteration == 0 or super().is_starting
 
     def _population_size(self, experts: int) -> int:
-        dimensions = self.groups * (experts - self.sum_to_one)
-        return max(experts, 4 + int(3 * np.log(dimensions))) | 1
+        return max(experts, 4 + int(3 * np.log(self._dimensions(experts)))) | 1
 
     def _initial_population(self, experts: int, count: int) -> np.ndarray:
-        dimensions = self.groups * (experts - self.sum_to_one)
+        dimensions = self._dimensions(experts)
         self.mean, self.moments = np.zeros(dimensions), np.zeros((2, dimensions))
-        self.sigma, self.steps = np.full(dimensions, float(self.step)), np.array(0.0)
+        self.sigma, self.steps = np.full(dimensions, float(self.step)), 0
         return super()._initial_population(experts, count)
 
     def _propose_after_start(self) -> np.ndarray:
         noise = self.sigma * self._draw_noise()
         pairs = np.stack([self.mean + noise, self.mean - noise], axis=1)
         points = np.vstack([pairs.reshape(-1, len(self.mean)), self.mean])
-        region = self._search_bounds()
+        region = self._bounds(self.low, self.high)
         return region.project(region.to_positions(points[: len(self.evaluate)]))
 
     def _update_state(self, utilities: np.ndarray) -> None:
@@ -96,7 +90,7 @@ class NaturalEvolution(WarmStartOptimizer):
             self._update_distribution(utilities)
             return
         super()._update_state(utilities)
-        self.mean = self._search_bounds().to_coordinates(self.best_start)
+        self.mean = self._bounds(self.low, self.high).to_coordinates(self.best_start)
 
     def _update_distribution(self, utilities: np.ndarray) -> None:
         pairs = utilities[: 2 * self._pair_count].reshape(-1, 2)
@@ -107,28 +101,20 @@ class NaturalEvolution(WarmStartOptimizer):
         noise = self._draw_noise()[complete]
         direction = (shaped[:, 0] - shaped[:, 1]) @ noise
         if self.update == "adam":
-            self.steps = self.steps + 1
-            direction = adam_direction(direction, self.moments, int(self.steps))
-        else:
-            direction = self.sigma * direction
-        self.mean = self.mean + self._learning_rate() * direction
-        if self.update == "plain":
-            dimensions = len(self.mean)
-            rate = (3 + np.log(dimensions)) / (10 * np.sqrt(dimensions))
-            spread = shaped.sum(axis=1) @ (noise**2 - 1)
-            self.sigma = self.sigma * np.exp(rate * spread)
+            self.steps += 1
+            rate = 0.03 if self.rate is None else self.rate
+            self.mean = self.mean + rate * adam_direction(direction, self.moments, self.steps)
+            return
+        self.mean = self.mean + (self.rate or 1.0) * (self.sigma * direction)
+        dimensions = len(self.mean)
+        growth = (3 + np.log(dimensions)) / (10 * np.sqrt(dimensions))
+        self.sigma = self.sigma * np.exp(growth * (shaped.sum(axis=1) @ (noise**2 - 1)))
 
     @property
     def _pair_count(self) -> int:
         return max(1, (len(self.evaluate) - 1) // 2)
 
-    def _learning_rate(self) -> float:
-        return RATES[self.update] if self.rate is None else self.rate
-
     def _draw_noise(self) -> np.ndarray:
         """Draw e of each pair of this iteration, [P / 2, D]."""
         each = [self._iteration_rng(particle=pair) for pair in range(self._pair_count)]
         return np.array([draw.normal(size=len(self.mean)) for draw in each])
-
-    def _search_bounds(self) -> CoefficientBounds:
-        return CoefficientBounds(self.experts, self.low, self.high, self.sum_to_one, self.groups)

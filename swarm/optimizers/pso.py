@@ -6,7 +6,7 @@ of the swarm, f is the utility on dev items.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
@@ -70,17 +70,11 @@ class ParticleSwarm(Optimizer):
     """
 
     NAME: ClassVar[str] = "pso"
-    ARRAYS: ClassVar[dict[str, type]] = Optimizer.ARRAYS | {
-        "velocities": float,
-        "restarted": bool,
-        "personal_positions": float,
-        "personal_utilities": float,
-        "stale": int,
-        "cooling": int,
-    }
-    SCALARS: ClassVar[tuple[str, ...]] = (
-        *Optimizer.SCALARS,
-        *("current_step_length", "swarm_stale", "swarm_counted", "best_utility", "worst_utility"),
+    STATE = (
+        *Optimizer.STATE,
+        *("velocities", "restarted", "personal_positions", "personal_utilities", "stale"),
+        *("cooling", "current_step_length", "swarm_stale", "swarm_counted"),
+        *("best_position", "best_utility", "worst_position", "worst_utility"),
     )
     can_race: ClassVar[bool] = True
 
@@ -110,7 +104,7 @@ class ParticleSwarm(Optimizer):
                 most optimizer.step_length={self.step_length}, lower it or raise the other""")
         if not self._can_move():
             raise UserError("""optimizer.inertia=0, cognitive=0, social=0, repel=0: must not all be
-                0, as no particle would move; raise one of them""")
+                0, as no particle would move""")
         self.deviations = Deviations(*[self.reference_code] * len(Deviations._fields))
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
@@ -157,16 +151,6 @@ class ParticleSwarm(Optimizer):
         if stale >= self.patience:
             return f"no new global best in {self.swarm_stale} iterations"
         return super().stop_reason()
-
-    def state_dict(self) -> dict[str, Any]:
-        known = {"best_position": self.best_position, "worst_position": self.worst_position}
-        bests = {name: None if x is None else x.tolist() for name, x in known.items()}
-        return {**super().state_dict(), **bests}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        for name in ("best_position", "worst_position"):
-            setattr(self, name, None if state[name] is None else np.array(state[name], float))
 
     @property
     def last_start(self) -> int:

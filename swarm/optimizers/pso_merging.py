@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from swarm._util.settings import Number, Positive, checked
-from swarm.optimizers.base import Optimizer, Particles, float_arrays
+from swarm.optimizers.base import Optimizer, Particles
 from swarm.optimizers.random_streams import initial_population
 
 
@@ -46,7 +46,7 @@ class PSOMerging(Optimizer):
     """
 
     NAME: ClassVar[str] = "pso_merging"
-    ARRAYS: ClassVar[dict[str, type]] = float_arrays("velocities", "own_positions", "own_utilities")
+    STATE = (*Optimizer.STATE, "velocities", "own_positions", "own_utilities")
 
     particles: Particles | None = None
     max_iterations: Positive = 5
@@ -67,13 +67,14 @@ class PSOMerging(Optimizer):
         return rows
 
     def _propose_positions(self) -> np.ndarray:
-        x, best = self.positions, self._best_positions()
+        x = best = self.positions
+        if not np.isnan(self.own_utilities).all():
+            best = self.own_positions[np.nanargmax(self.own_utilities)]
         r = self._iteration_rng().random((2, len(x), self.groups)).repeat(self.experts, axis=2)
         personal = np.where(np.isnan(self.own_utilities)[:, None], x, self.own_positions)
-        velocities = self.inertia * self.velocities
-        velocities += self.cognitive * r[0] * (personal - x) + self.social * r[1] * (best - x)
-        self.velocities = velocities
-        return (x + velocities)[self._proposal_rows(len(x))]
+        pull = self.cognitive * r[0] * (personal - x) + self.social * r[1] * (best - x)
+        self.velocities = self.inertia * self.velocities + pull
+        return (x + self.velocities)[self._proposal_rows(len(x))]
 
     def _proposal_rows(self, count: int) -> np.ndarray:
         moved = self.velocities.any(axis=1)
@@ -83,9 +84,3 @@ class PSOMerging(Optimizer):
         better = np.isfinite(utilities) & ~(utilities <= self.own_utilities)
         self.own_positions = np.where(better[:, None], self.positions, self.own_positions)
         self.own_utilities = np.where(better, utilities, self.own_utilities)
-
-    def _best_positions(self) -> np.ndarray:
-        """Return the swarm's best, [G x K]; without one each particle's position, [N, G x K]."""
-        if np.isnan(self.own_utilities).all():
-            return self.positions
-        return self.own_positions[np.nanargmax(self.own_utilities)]

@@ -1,5 +1,7 @@
 """Counter-based random numbers, and the initial population of a search drawn with them."""
 
+from functools import lru_cache
+
 import numpy as np
 
 WEIGHTS, CROSSOVER, PARTNER, DROP_ITERATION, DROP_PARTICLE = range(5)
@@ -15,6 +17,24 @@ def counter_rng(seed: int, iteration: int, particle: int, purpose: int) -> np.ra
     counter = np.array([0, iteration, particle, purpose], dtype=np.uint64)
     key = np.array([seed % 2**64, 0], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(counter=counter, key=key))
+
+
+@lru_cache(maxsize=1024)
+def permutation(seed: int, epoch: int, particle: int, purpose: int, items: int) -> np.ndarray:
+    """Return a random order of the items, read-only; see `counter_rng`."""
+    found = counter_rng(seed, epoch, particle, purpose).permutation(items)
+    found.setflags(write=False)
+    return found
+
+
+def minibatch(
+    seed: int, particle: int, purpose: int, step: int, batch: int, items: int
+) -> list[int]:
+    """Return the items of a step: the next `batch` of a permutation that each epoch redraws."""
+    places = (divmod(index, items) for index in range(step * batch, (step + 1) * batch))
+    return [
+        int(permutation(seed, epoch, particle, purpose, items)[offset]) for epoch, offset in places
+    ]
 
 
 def initial_population(

@@ -5,7 +5,7 @@ Recipes need no search; their positions are scored as any other.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -13,7 +13,7 @@ from pydantic import Field
 from swarm._util.settings import Positive, PositiveNumber, checked
 from swarm.errors import UserError
 from swarm.optimizers import random_streams
-from swarm.optimizers.base import HistoryOptimizer, Optimizer, Particles, float_arrays, to_json_list
+from swarm.optimizers.base import CoefficientBounds, HistoryOptimizer, Optimizer, Particles
 
 SCALES = (1.0, 1.5, 0.5, 2.0)
 """Factors of a recipe, the most promising first, so that a list may be cut at its end."""
@@ -28,6 +28,9 @@ BEST_COUNTS = (2, 3)
 """Sizes of the soups of the best experts."""
 
 Scales = Sequence[PositiveNumber]
+
+Recipes = Sequence[tuple[str, np.ndarray]]
+"""Labels and coefficients [K]."""
 
 StartPositions = tuple[list[str], np.ndarray]
 """Labels [M] and positions [M, G x K]."""
@@ -57,10 +60,17 @@ def static_start_positions(
     Returns:
         Labels [M] and positions [M, G x K], all recipes at the first scale first.
     """
-    ones = _membership_vector(range(among or experts), experts)
-    recipes = [("uniform soup", ones / ones.sum())]
-    recipes += [(f"task arithmetic {factor:g}", factor * ones) for factor in lambdas]
-    return _scale_merges(recipes, scales, groups, experts)
+    return _scale_merges(_fixed_recipes(experts, lambdas, among), scales, groups, experts)
+
+
+def _fixed_recipes(experts: int, lambdas: Sequence[float], among: int | None) -> Recipes:
+    ones = _sum_of(range(among or experts), experts)
+    arithmetic = [(f"task arithmetic {factor:g}", factor * ones) for factor in lambdas]
+    return [(UNIFORM, ones / ones.sum()), *arithmetic]
+
+
+def _sum_of(members: Sequence[int] | np.ndarray, experts: int) -> np.ndarray:
+    return np.bincount(members, minlength=experts).astype(np.float64)
 
 
 def utility_start_positions(
@@ -71,7 +81,7 @@ def utility_start_positions(
     best: Sequence[int] = BEST_COUNTS,
     among: int | None = None,
 ) -> StartPositions:
-    """Return recipes that need the utilities of the experts, times each scale.
+    """Return recipes that need the utilities of the experts, as `static_start_positions` does.
 
     They are the weighted soup (`weighted_soup`) and the means of the best m experts, which are the
     positions that a greedy soup would visit if it accepted every expert.
@@ -79,24 +89,17 @@ def utility_start_positions(
     Args:
         utilities: [K] of the experts alone; NaN for unmeasured experts, which are not merged.
         best: The values of m; one that includes all experts is the uniform soup and is omitted.
-        experts: See `static_start_positions`.
-        groups: See `static_start_positions`.
-        scales: See `static_start_positions`.
-        among: See `static_start_positions`.
+        experts, groups, scales, among: See `static_start_positions`.
 
     Returns:
         Labels [M] and positions [M, G x K]; none if no expert was measured.
     """
     scores = np.asarray(utilities, dtype=np.float64)[: among or experts]
-    known = np.flatnonzero(np.isfinite(scores))
-    if not len(known):
-        return [], np.empty((0, groups * experts))
-    order = known[np.argsort(-scores[known], kind="stable")]
-    recipes = [("weighted soup", np.pad(weighted_soup(scores), (0, experts - len(scores))))]
+    order = np.argsort(-scores, kind="stable")[: np.isfinite(scores).sum()]  # NaN comes last
+    recipes = [(WEIGHTED, weighted_soup(scores, experts))] if len(order) else []
     for count in best:
         if count < len(order):
-            mean = _membership_vector(order[:count], experts) / count
-            recipes.append((f"soup of the best {count}", mean))
+            recipes.append((f"soup of the best {count}", _sum_of(order[:count], experts) / count))
     return _scale_merges(recipes, scales, groups, experts)
 
 
@@ -106,33 +109,30 @@ def count_static_merges(experts: int) -> int:
     return len(static_start_positions(experts, scales=FEW_SCALES)[0]) + len(by_utility[0])
 
 
-def weighted_soup(utilities: np.ndarray) -> np.ndarray:
+def weighted_soup(utilities: np.ndarray, experts: int) -> np.ndarray:
     """Return weights [K] in proportion to the utility above the lowest; they sum to 1.
 
     An expert without a utility has the weight 0; if all utilities are equal, so are the weights.
+
+    Args:
+        utilities: Of the first experts; the others have the weight 0.
     """
     known = np.isfinite(utilities)
     above = np.where(known, utilities - np.nanmin(utilities), 0.0)
     weights = above if above.any() else known.astype(np.float64)
-    return weights / weights.sum()
-
-
-def _membership_vector(members: Sequence[int] | range | np.ndarray, experts: int) -> np.ndarray:
-    ones = np.zeros(experts)
-    ones[list(members)] = 1.0
-    return ones
+    return np.pad(weights / weights.sum(), (0, experts - len(weights)))
 
 
 def _scale_merges(
-    recipes: Sequence[tuple[str, np.ndarray]], scales: Sequence[float], groups: int, experts: int
+    recipes: Recipes, scales: Sequence[float], groups: int, experts: int
 ) -> StartPositions:
     found: dict[tuple[float, ...], tuple[str, np.ndarray]] = {}
     for scale in scales:
         for label, mix in recipes:
             name = label if scale == 1 else f"{label} x {scale:g}"
-            row = scale * mix
             # Round, so that 1.5 / 5 and 0.3 are one position.
-            found.setdefault(tuple(np.round(row, 12).tolist()), (name, row))
+            key = tuple(np.round(scale * mix, 12).tolist())
+            found.setdefault(key, (name, scale * mix))
     rows = np.array([row for _, row in found.values()]).reshape(len(found), experts)
     return [name for name, _ in found.values()], np.tile(rows, groups)
 
@@ -154,6 +154,8 @@ class WarmStartOptimizer(HistoryOptimizer):
         start_scales: Factors of the recipes; None is 1 and 1.5 with free sums, else none.
     """
 
+    STATE = (*HistoryOptimizer.STATE, "start_count", "expert_utilities")
+
     sum_to_one: bool = True
     start_scales: Scales | None = None
 
@@ -173,24 +175,18 @@ class WarmStartOptimizer(HistoryOptimizer):
         self.expert_utilities, self.start_count = np.full(experts, np.nan), 0
         super().start(experts, seed, groups)
 
-    def state_dict(self) -> dict[str, Any]:
-        """See `Optimizer.state_dict`; with a warm start also the state of that start."""
-        if not self.active_scales:
-            return super().state_dict()
-        known = to_json_list(self.expert_utilities)
-        return {**super().state_dict(), "start_count": self.start_count, "expert_utilities": known}
+    def _dimensions(self, experts: int) -> int:
+        return self.groups * (experts - self.sum_to_one)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.start_count = state.get("start_count", 0)
-        self.expert_utilities = np.array(state.get("expert_utilities", []), float)
-        super().load_state_dict(state)
+    def _bounds(self, low: float, high: float) -> CoefficientBounds:
+        return CoefficientBounds(self.experts, low, high, self.sum_to_one, self.groups)
 
     def _initial_population(self, experts: int, count: int) -> np.ndarray:
         if not self.active_scales:
             return self._initial_positions(experts, count)
         known = random_streams.expert_positions(experts, self.groups)
-        rows = np.vstack([known, self._static_positions()])[:count]
-        draw = self._iteration_rng()
+        static = static_start_positions(experts, self.groups, self.active_scales)[1]
+        rows, draw = np.vstack([known, static])[:count], self._iteration_rng()
         more = random_streams.sample_mixtures(draw, count - len(rows), experts, self.groups)
         return np.vstack([rows, draw.choice(self.active_scales, size=(len(more), 1)) * more])
 
@@ -218,16 +214,11 @@ class WarmStartOptimizer(HistoryOptimizer):
             return np.full(self.groups * self.experts, 1 / self.experts)
         return np.asarray(self.rows[np.argmax(self.utilities[: self.start_count])])
 
-    def _static_positions(self) -> np.ndarray:
-        return static_start_positions(self.experts, self.groups, self.active_scales)[1]
-
     def _start_positions(self) -> np.ndarray:
         """Return the recipes of this iteration, the second or a later one, [M, G x K]."""
-        count, static = len(self.evaluate), self._static_positions()
-        if not self.active_scales:
-            return np.empty((0, static.shape[1]))
-        known = self.expert_utilities
-        learnt = utility_start_positions(known, self.experts, self.groups, self.active_scales)[1]
+        count, common = len(self.evaluate), (self.experts, self.groups, self.active_scales)
+        static = static_start_positions(*common)[1]
+        learnt = utility_start_positions(self.expert_utilities, *common)[1]
         first = min(count - self.experts, len(static)) + (self.iteration - 1) * count
         return np.vstack([static, learnt])[first : first + count]
 
@@ -241,7 +232,6 @@ class WarmStartOptimizer(HistoryOptimizer):
 
 
 EXPERT, UNIFORM, WEIGHTED, GREEDY = "expert", "uniform soup", "weighted soup", "greedy soup"
-ARITHMETIC = "task arithmetic {:g}"
 
 
 @checked("optimizer")
@@ -272,7 +262,7 @@ class StaticMerges(Optimizer):
     """
 
     NAME: ClassVar[str] = "recipes"
-    ARRAYS: ClassVar[dict[str, type]] = float_arrays("rows", "utilities")
+    STATE = (*Optimizer.STATE, "rows", "utilities", "labels")
 
     particles: Particles | None = None
     max_iterations: Positive = 100
@@ -293,16 +283,10 @@ class StaticMerges(Optimizer):
     def stop_reason(self) -> str | None:
         """Return why the search has ended: all recipes, or the iterations, are finished."""
         if self.has_utilities and not self._plan_merges():
-            made, known = len(self._greedy_soup()[0]), self._merged_count()
+            made = len(self._greedy_soup()[0])
+            known = self.among or self.experts
             return f"every recipe is scored; the greedy soup took {made} of {known}"
         return super().stop_reason()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "labels": self.labels}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self.labels = list(state["labels"])
 
     def _population_size(self, experts: int) -> int:
         return experts + 1 + len(self.lambdas)
@@ -311,49 +295,43 @@ class StaticMerges(Optimizer):
         self.utilities = np.empty(0)
         self.labels = [EXPERT] * experts
         self.rows = random_streams.expert_positions(experts, self.groups)
-        self._add_merges(self._plan_merges()[: count - experts])
+        self._add_merges(count - experts)
         self.evaluate[len(self.rows) :] = False
         idle = np.repeat(self.rows[:1], count - len(self.rows), axis=0)
         return np.vstack([self.rows, idle])
 
     def _propose_positions(self) -> np.ndarray:
         known = len(self.rows)
-        self._add_merges(self._plan_merges()[: len(self.positions)])
+        self._add_merges(len(self.positions))
         return self.rows[known:]
 
     def _update_state(self, utilities: np.ndarray) -> None:
         self.utilities = np.append(self.utilities, utilities[self.evaluate])
 
-    def _add_merges(self, proposed: list[tuple[str, np.ndarray]]) -> None:
-        for label, mix in proposed:
+    def _add_merges(self, most: int) -> None:
+        for label, mix in self._plan_merges()[:most]:
             self.labels = [*self.labels, label]
             self.rows = np.vstack([self.rows, np.tile(mix, self.groups)])
 
     def _plan_merges(self) -> list[tuple[str, np.ndarray]]:
         """Return labels and coefficients [K] of the next recipes, without those already asked."""
-        ones = _membership_vector(range(self._merged_count()), self.experts)
-        fixed = [(UNIFORM, ones / ones.sum())]
-        fixed += [(ARITHMETIC.format(factor), factor * ones) for factor in self.lambdas]
-        scores = self.utilities[: self._merged_count()]
+        plan = [*_fixed_recipes(self.experts, self.lambdas, self.among)]
+        scores = self.utilities[: self.among or self.experts]
         if np.isfinite(scores).any():
-            weights = np.pad(weighted_soup(scores), (0, self.experts - len(scores)))
-            fixed.append((WEIGHTED, weights))
-        plan = [one for one in fixed if one[0] not in self.labels]
+            plan.append((WEIGHTED, weighted_soup(scores, self.experts)))
+        plan = [one for one in plan if one[0] not in self.labels]
         soup, candidate = self._greedy_soup()
         if candidate is not None:
-            members = _membership_vector([*soup, candidate], self.experts)
+            members = _sum_of([*soup, candidate], self.experts)
             plan.insert(0, (GREEDY, members / members.sum()))
         return plan
 
     def _greedy_soup(self) -> tuple[list[int], int | None]:
         """Return the members of the greedy soup so far, and the next expert to try, if any."""
-        scores = self.utilities[: self._merged_count()]
+        scores = self.utilities[: self.among or self.experts]
         order = [int(j) for j in np.argsort(-scores, kind="stable") if np.isfinite(scores[j])]
-        tried = iter(
-            utility
-            for label, utility in zip(self.labels, self.utilities, strict=False)
-            if label == GREEDY
-        )
+        asked = zip(self.labels, self.utilities, strict=False)
+        tried = iter(utility for label, utility in asked if label == GREEDY)
         soup = order[:1]
         best = scores[soup[0]] if soup else np.nan
         for candidate in order[1:]:
@@ -363,6 +341,3 @@ class StaticMerges(Optimizer):
             if utility >= best:
                 soup, best = [*soup, candidate], utility
         return soup, None
-
-    def _merged_count(self) -> int:
-        return self.among or self.experts

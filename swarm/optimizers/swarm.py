@@ -13,7 +13,7 @@ from pydantic import Field
 
 from swarm._util.settings import Number, Positive, checked
 from swarm.errors import UserError
-from swarm.optimizers.base import Descending, DescentPlan, freeze_array, to_json_list
+from swarm.optimizers.base import Descending, DescentPlan, freeze_array, load_state, save_state
 from swarm.optimizers.gradient import Descent
 from swarm.optimizers.pso import ParticleSwarm
 
@@ -85,9 +85,12 @@ class MemeticSwarm(ParticleSwarm):
         moving: [N] bool, the particles that still move.
         mutated: [N] bool, particles displaced by a descent whose loss is not the utility.
         composed: Index of the particle composed of the best on each route, if any.
+        by_route: [N, R], the mean values of the first iteration on each route.
+        kinds: [R], the first of the routes whose coefficients are those of a route.
+        damping: [G x K], see `damp_huge_updates`.
     """
 
-    ARRAYS: ClassVar[dict[str, type]] = ParticleSwarm.ARRAYS | {"moving": bool}
+    STATE = (*ParticleSwarm.STATE, "moving")
 
     soups: Annotated[int, Field(ge=0, le=len(SOUP_SCALES))] = 1
     starts: list[Annotated[list[Coefficient], Field(min_length=1)]] | None = None
@@ -111,46 +114,49 @@ class MemeticSwarm(ParticleSwarm):
             raise UserError(f"""optimizer.particles={count}: must be at least {least}, for
                 {experts} experts, {self.soups} soups and {len(starts)} starts{routed}; null is
                 that""")
-        reader = self.resources.norms if self.soups or self.descent is not None else None
-        damping = np.ones(experts) if reader is None else damp_huge_updates(reader())
-        self._damping = np.tile(damping, groups)
-        self.composed = count - 1 if routes > 1 and count >= least else None
-        self._by_route: np.ndarray | None = None
-        self._kinds = np.arange(routes)
-        self._displacements: np.ndarray | None = None
+        composed = count - 1 if routes > 1 and count >= least else None
+        self._reset(count, groups * experts, composed)
+        if self.resources.norms and (self.soups or self.descent is not None):
+            self.damping = np.tile(damp_huge_updates(self.resources.norms()), groups)
         super().start(experts, seed, groups)
-        self.moving, self.mutated = np.ones(count, bool), np.zeros(count, bool)
+        self.moving = np.ones(count, bool)
         if self.descent is not None:
+            damping = self.damping[:experts]
             self.descent.start(count, groups, experts, self.seed, damping, routes)
         if self.composed is not None:
             self.velocities[self.composed] = 0.0
             self.evaluate[self.composed] = False
 
+    def _reset(self, count: int, width: int, composed: int | None = None) -> None:
+        """Set what a state leaves out while it has these values."""
+        self.mutated = np.zeros(count, bool)
+        self.composed = composed
+        self.kinds = np.arange(self.resources.routes)
+        self.by_route: np.ndarray | None = None
+        self.damping = np.ones(width)
+        self._displacements: np.ndarray | None = None
+
     def state_dict(self) -> dict[str, Any]:
-        state = super().state_dict()
-        if self.mutated.any():
-            state["mutated"] = self.mutated.tolist()
-        if self.resources.routes > 1:
-            state |= {"composed": self.composed, "kinds": self._kinds.tolist()}
-        if self._by_route is not None and not self.iteration:
-            state["by_route"] = to_json_list(self._by_route)
-        if (self._damping < 1).any():
-            state["damping"] = self._damping.tolist()
-        if self.descent is not None:
-            state["descent"] = self.descent.state_dict()
-        return state
+        has_routes = self.resources.routes > 1
+        present = {
+            "mutated": self.mutated.any(),
+            "composed": has_routes,
+            "kinds": has_routes,
+            "by_route": self.by_route is not None and not self.iteration,
+            "damping": (self.damping < 1).any(),
+        }
+        more = save_state(self, (name for name, is_set in present.items() if is_set))
+        descent = {} if self.descent is None else {"descent": self.descent.state_dict()}
+        return {**super().state_dict(), **more, **descent}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._displacements = None
-        self.mutated = np.array(state.get("mutated", np.zeros(len(self.evaluate))), dtype=bool)
-        self.composed = state.get("composed")
-        self._by_route = np.array(state["by_route"], float) if "by_route" in state else None
-        self._kinds = np.array(state.get("kinds", range(self.resources.routes)))
-        self._damping = np.array(state.get("damping", np.ones(self.positions.shape[1])))
+        self._reset(*self.positions.shape)
+        optional = ("mutated", "composed", "kinds", "by_route", "damping")
+        load_state(self, {name: state[name] for name in optional if name in state})
         if self.descent is not None:
-            self.descent.step_scales = self._damping[: self.experts]
-            self.descent.load_state_dict(state["descent"], self.groups, self.seed, self._kinds)
+            self.descent.step_scales = self.damping[: self.experts]
+            self.descent.load_state_dict(state["descent"], self.groups, self.seed, self.kinds)
 
     # The start.
 
@@ -164,7 +170,7 @@ class MemeticSwarm(ParticleSwarm):
     def _initial_population(self, experts: int, count: int) -> np.ndarray:
         """Return [N, G x K]: the experts, uniform soups, `starts`, then crossover children."""
         rows = super()._initial_population(experts, count)
-        damping = self._damping[:experts]
+        damping = self.damping[:experts]
         for row, scale in zip(rows[experts : experts + self.soups], SOUP_SCALES, strict=False):
             row[:] = np.tile(scale * damping / damping.sum(), self.groups)
         for row, start in zip(rows[experts + self.soups :], self.starts or [], strict=False):
@@ -204,7 +210,7 @@ class MemeticSwarm(ParticleSwarm):
 
     @property
     def damped_experts(self) -> list[int]:
-        return np.flatnonzero(self._damping[: self.experts] < 1).tolist()
+        return np.flatnonzero(self.damping[: self.experts] < 1).tolist()
 
     def _advance(self) -> None:
         if self.iteration <= self.last_start:
@@ -213,7 +219,7 @@ class MemeticSwarm(ParticleSwarm):
         before = self.positions, self.velocities, self.cooling
         super()._advance()
         mask, shape = self.moving[:, None], before[0].shape
-        moved = self.positions.reshape(len(mask), len(self._kinds), -1)[:, self._kinds]
+        moved = self.positions.reshape(len(mask), len(self.kinds), -1)[:, self.kinds]
         self.positions = freeze_array(np.where(mask, moved.reshape(shape), before[0]))
         self.velocities = np.where(mask, self.velocities, before[1])
         self.cooling = np.where(self.moving, self.cooling, before[2])
@@ -226,7 +232,7 @@ class MemeticSwarm(ParticleSwarm):
 
     def _update_velocities(self, x: np.ndarray, v: np.ndarray) -> np.ndarray:
         """v <- damping * (the paper's v) + w_d d / lambda."""
-        v = self._damping * super()._update_velocities(x, v)
+        v = self.damping * super()._update_velocities(x, v)
         if self.descent is not None and self._displacements is not None:
             v = v + self.descent.weight * self._displacements / self.current_step_length
         return v
@@ -237,8 +243,7 @@ class MemeticSwarm(ParticleSwarm):
             self.velocities[self.composed] = 0.0
         if self.descent is not None:
             failed = self.mutated & (np.isfinite(utilities) | self.stopped) & (self.stale > 0)
-            for particle in np.flatnonzero(failed):
-                self.descent.halve_rate(int(particle))
+            self.descent.rate_factor[failed] /= 2
         if self.iteration == self.last_start:
             best = self.personal_utilities
             self._keep_moving(np.where(np.isnan(best), np.inf, -best), self.most_active)
@@ -310,7 +315,7 @@ class MemeticSwarm(ParticleSwarm):
 
     def tell_routes(self, values: np.ndarray) -> None:
         if self.composed is not None:
-            self._by_route = values
+            self.by_route = values
 
     def _compose_routes(self) -> None:
         """Set the last particle to the best of the first iteration on each route.
@@ -319,18 +324,18 @@ class MemeticSwarm(ParticleSwarm):
         soup, whose loss is lower than that of an expert which has learnt something else. Routes
         with the same best are one kind from here on: their coefficients remain equal.
         """
-        assert self._by_route is not None and self.composed is not None
+        assert self.by_route is not None and self.composed is not None
         x = self.positions.copy()
-        rows = x.reshape(len(x), self._by_route.shape[1], -1)
+        rows = x.reshape(len(x), self.by_route.shape[1], -1)
         u = np.where(np.isnan(self.personal_utilities), -np.inf, self.personal_utilities)
-        for route, values in enumerate(self._by_route.T):
+        for route, values in enumerate(self.by_route.T):
             known = np.where(np.isnan(values), -np.inf, values)
             rows[self.composed, route] = rows[np.lexsort((np.arange(len(u)), u, known))[-1], route]
         best = rows[self.composed]
         _, first, inverse = np.unique(best, axis=0, return_index=True, return_inverse=True)
-        self._kinds = first[inverse.reshape(-1)]
+        self.kinds = first[inverse.reshape(-1)]
         if self.descent is not None:
-            self.descent.kinds = self._kinds
+            self.descent.kinds = self.kinds
         self.positions = freeze_array(x)
         self.evaluate = np.arange(len(x)) == self.composed
         self.restarted = np.zeros(len(x), bool)

@@ -196,7 +196,7 @@ def test_an_expert_whose_name_cannot_be_shown_is_refused(
 ) -> None:
     folder = Path(shutil.copytree(tiny_pool, tmp_path / "pool"))
     (folder / "birch").rename(folder / name)
-    with pytest.raises(UserError, match="whose name") as error:
+    with pytest.raises(UserError, match="has a name that") as error:
         Pool(folder).open()
     assert str(error.value).isprintable()
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from pydantic import Field
 
-from swarm._util.files import parse_json
+from swarm._util.files import conf_folder
+from swarm._util.jsonl import read_json_rows
 from swarm._util.settings import Count, Positive, PositiveNumber, Settings, Text
 from swarm.errors import UserError, install_command
 
@@ -51,22 +52,8 @@ class Recipe(Settings):
 
 def read_jsonl(path: Path) -> list[Pair]:
     """Read the pairs of a file with one {"prompt": ..., "response": ...} per line."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--jsonl {path} cannot be read: {error}") from None
-    pairs = []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            row = parse_json(line)
-            pairs.append((str(row["prompt"]), str(row["response"])))
-        except (ValueError, KeyError, TypeError):
-            raise UserError(
-                f'{path}, line {number}: expected an object {{"prompt": ..., "response": ...}}'
-            ) from None
-    return pairs
+    rows = read_json_rows(path, {"prompt": str, "response": str})
+    return [(row["prompt"], row["response"]) for row in rows]
 
 
 def read_gym(categories: list[str], count: int, seed: int) -> list[Pair]:
@@ -131,21 +118,6 @@ CONFIG = (
 """Entries of PEFT's configuration that are saved: those needed to apply the expert."""
 
 
-def check_targets(model: Any, targets: Sequence[str]) -> None:
-    """Check that every target is a linear layer; PEFT ignores unknown names beside a known one."""
-    import torch
-
-    layers = {
-        name.rpartition(".")[2]: None
-        for name, module in model.base_model.named_modules()
-        if isinstance(module, torch.nn.Linear)
-    }
-    if unknown := [name for name in targets if name not in layers]:
-        raise UserError(
-            f"--targets {unknown[0]}: not a linear layer of the base; allowed: {', '.join(layers)}"
-        )
-
-
 def train(pairs: list[Pair], base: Any, device: str, recipe: Recipe, label: str) -> Any:
     """Train a PEFT model on the pairs; deterministic on the same machine."""
     import torch
@@ -155,7 +127,14 @@ def train(pairs: list[Pair], base: Any, device: str, recipe: Recipe, label: str)
     from swarm.finetune.trainer import AdapterTrainer
 
     model, tokenizer = base.load(device)
-    check_targets(model, recipe.targets)
+    modules = model.base_model.named_modules()
+    layers = {name.rpartition(".")[2] for name, one in modules if isinstance(one, torch.nn.Linear)}
+    # PEFT ignores unknown names beside a known one.
+    if unknown := [name for name in recipe.targets if name not in layers]:
+        raise UserError(
+            f"--targets {unknown[0]}: not a linear layer of the base; allowed: "
+            + ", ".join(sorted(layers))
+        )
     data = encode(tokenizer, pairs, recipe.tokens)
     # All experts share the same random initial A. Mixing sums A and B separately, which is only
     # meaningful for experts whose A matrices read nearly the same features.
@@ -203,16 +182,9 @@ def load_base(given: str | None, dtype: str, name: str | None = None) -> Any:
     """
     from omegaconf import OmegaConf
 
-    from swarm._util import files
     from swarm.engine.base_model import BaseModel
 
-    config = dict(OmegaConf.load(files.conf_folder() / "model" / "smollm2.yaml"))
+    config = dict(OmegaConf.load(conf_folder() / "model" / "smollm2.yaml")) | {"dtype": dtype}
     config.pop("_target_")
-    return BaseModel(
-        **(
-            config
-            | {"dtype": dtype}
-            | ({"path": given} if given else {})
-            | ({"name": name} if name else {})
-        )
-    )
+    config |= {key: value for key, value in (("path", given), ("name", name)) if value}
+    return BaseModel(**config)

@@ -1,7 +1,7 @@
 """Natural evolution strategy with antithetic pairs (Wierstra et al. 2014) on coefficients."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 
@@ -10,7 +10,6 @@ from swarm.optimizers.base import (
     High,
     Low,
     Particles,
-    adam_direction,
     rank_weights,
 )
 from swarm.optimizers.static_merges import WarmStartOptimizer
@@ -44,8 +43,6 @@ class NaturalEvolution(WarmStartOptimizer):
         particles: N, odd for pairs and m; None is 4 + floor(3 ln D) for D dimensions, or K if
             larger, and one more if that is even. An even one leaves a row idle after the start.
         step: Initial sigma, in units of a coefficient.
-        update: `plain`, or `adam`.
-        rate: Learning rate of the update; None is 1 for `plain` and 0.03 for `adam`.
         sum_to_one: See `WarmStartOptimizer`.
         start_scales: See `WarmStartOptimizer`.
         low: Lower bound of a coefficient; positions outside are projected before evaluation.
@@ -53,13 +50,11 @@ class NaturalEvolution(WarmStartOptimizer):
     """
 
     NAME: ClassVar[str] = "nes"
-    STATE = (*WarmStartOptimizer.STATE, "mean", "sigma", "moments", "steps")
+    STATE = (*WarmStartOptimizer.STATE, "mean", "sigma")
 
     particles: Particles | None = None
     max_iterations: Positive = 100
     step: PositiveNumber = 0.1
-    update: Literal["plain", "adam"] = "plain"
-    rate: PositiveNumber | None = None
     sum_to_one: bool = False
     low: Low = -1.0
     high: High = 2.0
@@ -73,9 +68,8 @@ class NaturalEvolution(WarmStartOptimizer):
         return max(experts, 4 + int(3 * np.log(self._dimensions(experts)))) | 1
 
     def _initial_population(self, experts: int, count: int) -> np.ndarray:
-        dimensions = self._dimensions(experts)
-        self.mean, self.moments = np.zeros(dimensions), np.zeros((2, dimensions))
-        self.sigma, self.steps = np.full(dimensions, float(self.step)), 0
+        self.mean = np.zeros(self._dimensions(experts))
+        self.sigma = np.full(len(self.mean), float(self.step))
         return super()._initial_population(experts, count)
 
     def _propose_after_start(self) -> np.ndarray:
@@ -100,12 +94,7 @@ class NaturalEvolution(WarmStartOptimizer):
         shaped = rank_weights(pairs[complete].ravel()).reshape(-1, 2)
         noise = self._draw_noise()[complete]
         direction = (shaped[:, 0] - shaped[:, 1]) @ noise
-        if self.update == "adam":
-            self.steps += 1
-            rate = 0.03 if self.rate is None else self.rate
-            self.mean = self.mean + rate * adam_direction(direction, self.moments, self.steps)
-            return
-        self.mean = self.mean + (self.rate or 1.0) * (self.sigma * direction)
+        self.mean = self.mean + self.sigma * direction
         dimensions = len(self.mean)
         growth = (3 + np.log(dimensions)) / (10 * np.sqrt(dimensions))
         self.sigma = self.sigma * np.exp(growth * (shaped.sum(axis=1) @ (noise**2 - 1)))

@@ -66,11 +66,9 @@ def expert_positions(experts: int, groups: int) -> np.ndarray:
     return np.tile(np.eye(experts), groups)
 
 
-def sample_mixtures(
-    draw: np.random.Generator, count: int, experts: int, groups: int, concentration: float = 1.0
-) -> np.ndarray:
-    """Return positions [count, G x K], each group from a Dirichlet distribution; 1 is uniform."""
-    rows = draw.dirichlet(np.full(experts, concentration), size=(count, groups))
+def sample_mixtures(draw: np.random.Generator, count: int, experts: int, groups: int) -> np.ndarray:
+    """Return positions [count, G x K], each group uniform in the simplex of the experts."""
+    rows = draw.dirichlet(np.ones(experts), size=(count, groups))
     return rows.reshape(count, groups * experts)
 
 

@@ -28,7 +28,6 @@ each_slow = pytest.mark.parametrize("file", SLOW, ids=[file.stem for file in SLO
     "test",
     [
         contract.test_comes_near_the_optimum_of_a_bowl,
-        contract.test_beats_random_search_of_the_same_budget,
         contract.test_groups_find_mixtures_of_their_own,
     ],
 )
@@ -42,8 +41,7 @@ EVOGM = next(file for file in SLOW if file.stem == "evogm")
 @pytest.mark.parametrize(
     "test",
     [
-        contract.test_ask,
-        contract.test_the_seed_decides,
+        contract.test_ask_and_tell,
         contract.test_a_lost_evaluation_is_no_more_than_that,
         contract.test_the_yaml_has_the_defaults_of_the_class,
     ],

@@ -23,14 +23,13 @@ NEEDED: dict[str, dict[str, Any]] = {
 
 FREE: dict[str, dict[str, Any]] = {
     "nes": {},
-    "nes adam": {"optimizer__update": "adam"},
     "cmaes": {"optimizer__sum_to_one": "false", "optimizer__separable": "true"},
     "bayes": {"optimizer__sum_to_one": "false", "optimizer__sampler": "tpe"},
     "de": {"optimizer__sum_to_one": "false"},
     "random": {"optimizer__sum_to_one": "false"},
 }
 """Searches of the delta space with coefficients of each adapted module."""
-FREE_KILLED = {"nes adam", "bayes"}
+FREE_KILLED = {"nes", "bayes"}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -55,7 +54,7 @@ def test_a_search_and_its_resumption(
 def test_a_search_with_coefficients_of_each_module(
     name: str, tmp_path: Path, tiny_llama: Path, tiny_pool: Path
 ) -> None:
-    more = {"optimizer": name.split()[0], "job__items": 4, **DELTA, **FREE[name]}
+    more = {"optimizer": name, "job__items": 4, **DELTA, **FREE[name]}
     folder = plain(tmp_path, tiny_llama, tiny_pool, more)
     state = read_state(folder)
     rows = np.array(state["rounds"][-1]["positions"]).reshape(-1, len(state["groups"]), 4)

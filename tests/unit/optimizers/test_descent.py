@@ -1,5 +1,6 @@
 """The gradient term: what a particle learns from, its rate, groups and routes, on bowls."""
 
+import json
 from collections.abc import Callable, Generator, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -7,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swarm.optimizers.base import LossRequest
+from swarm.optimizers.base import LossRequest, SearchResources
 from swarm.optimizers.gradient import Descent
+from swarm.optimizers.swarm import GradientDescent, MemeticSwarm
 
 
 def finish(course: Generator[Any, Any, Any], answer: Callable[[Any], Any]) -> Any:
@@ -116,3 +118,87 @@ def test_different_routes_with_few_items_stay_near_their_start(
     course = descent.descend(start, [0], items)
     moved = start - finish(course, lambda wanted: slopes(wanted, np.ones_like))
     np.testing.assert_allclose(moved, distance * 0.1 / np.sqrt(starts), rtol=0.02)
+
+
+def test_a_descent_that_does_not_raise_the_utility_ends() -> None:
+    """The loss of reference texts has its optimum elsewhere: the mutants' rates halve to rest."""
+    swarm = MemeticSwarm(particles=20, patience=100)
+    swarm.set_resources(SearchResources(gradients=True, positions=1000, black_box=True))
+    swarm.start(10, 0)
+    spent = []
+
+    def away(wanted: Sequence[LossRequest]) -> list[Any]:
+        spent[-1] += len(wanted)
+        return slopes(wanted, lambda x: 2 * (x - 3.0))
+
+    for _ in range(40):
+        spent.append(0)
+        finish(swarm.descend(80), away)
+        swarm.tell(np.where(swarm.evaluate, -((swarm.ask() - 0.1) ** 2).sum(axis=1), np.nan))
+        assert swarm.mutated.sum() <= 4 and swarm.moving.all()
+    assert spent[0] == 0 and spent[1] > 0 and spent[-1] == 0
+    rates = swarm.descent.rate_factor
+    assert (rates[swarm.personal_utilities > -np.inf] <= 1 / 16).all()
+
+
+def test_a_huge_expert_counts_less_in_soups_and_steps() -> None:
+    def moved(norms: list[float] | None) -> tuple[np.ndarray, np.ndarray]:
+        """The soup, and the lengths of the first step, of two groups of four experts."""
+        swarm = GradientDescent(descent=Descent(steps=1, rate=0.6, holdout=0))
+        known = None if norms is None else lambda: norms
+        swarm.set_resources(SearchResources(True, norms=known))
+        swarm.start(4, seed=0, groups=2)
+        slope = np.array([1.0, -2.0, 3.0, 4.0] * 2)
+        course = swarm.descent.descend(np.zeros((1, 8)), [0], 20)
+        reached = finish(course, lambda wanted: slopes(wanted, lambda x: slope))
+        return swarm.positions[4].reshape(2, 4), np.abs(reached.reshape(2, 4))
+
+    soup, steps = moved(None)
+    assert (soup == 0.375).all() and (steps > 0).all()
+    # Up to four times the median nothing changes, to the bit; two updates have no usual norm.
+    for usual in ([13.0, 20.0, 60.0, 25.0], [13.0, 0.0, 0.0, 0.0], [0.3, 0.0, 0.0, 12.0]):
+        found = moved(usual)
+        assert (found[0] == soup).all() and (found[1] == steps).all()
+    found = moved([10.0, 400.0, 10.0, 80.0])  # the median is 45
+    assert found[1] == pytest.approx(steps * [1, 0.2025, 1, 1])
+    assert found[0] == pytest.approx(1.5 / 3.2025 * np.array([[1, 0.2025, 1, 1]] * 2))
+
+
+def test_the_swarm_hardly_moves_along_a_huge_expert() -> None:
+    def moves(norms: list[float]) -> np.ndarray:
+        swarm = MemeticSwarm(weight_randomness=False)
+        swarm.set_resources(SearchResources(norms=lambda: norms))
+        swarm.start(4, seed=0, groups=2)
+        first = swarm.ask()
+        state = json.loads(json.dumps(swarm.state_dict()))
+        resumed = MemeticSwarm(weight_randomness=False)
+        resumed.load_state_dict(state)
+        for one in (swarm, resumed):
+            one.tell(np.array([0.2, 0.0, 0.3, 0.1, 0.25]))
+        last = swarm.ask()
+        assert (resumed.ask() == last).all()
+        return np.abs(last - first)[:4].reshape(8, 4)
+
+    plain, found = moves([1.0, 1.0, 1.0, 1.0]), moves([1.0, 40.0, 1.0, 1.0])
+    assert found[:, 1].max() < 0.05 * plain[:, 1].max()
+    assert found[:, [0, 2, 3]] == pytest.approx(plain[:, [0, 2, 3]], rel=0.5)
+
+
+def test_dropout_leaves_other_coefficients_out_in_each_step() -> None:
+    def positions(dropout: float) -> np.ndarray:
+        descent, found = Descent(dropout=dropout, steps=4, rate=1e-9, holdout=0), []
+        descent.start(1, 40, 5, seed=0)
+
+        def answer(wanted: Sequence[LossRequest]) -> list[Any]:
+            found.append(wanted[0].position)
+            return slopes(wanted, np.ones_like)
+
+        finish(descent.descend(np.ones((1, 200)), [0], 20), answer)
+        return np.array(found)
+
+    assert positions(0.0) == pytest.approx(np.ones((4, 200)))
+    found = positions(0.2)
+    left_out = found == 0
+    assert (found == positions(0.2)).all() and found[~left_out] == pytest.approx(1.25)
+    assert ((left_out.mean(axis=1) > 0.1) & (left_out.mean(axis=1) < 0.3)).all()
+    assert len(np.unique(left_out, axis=0)) == 4

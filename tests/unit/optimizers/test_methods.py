@@ -68,16 +68,11 @@ def test_differential_evolution_needs_four_members() -> None:
     assert begun4(DifferentialEvolution(particles=None), experts=2).ask().shape == (4, 2)
 
 
-def test_random_search_reaches_as_far_as_it_is_told() -> None:
-    simplex = begun4(RandomSearch(particles=2000))
-    rows = simplex.ask()[4:]
-    assert (rows >= 0).all() and rows.min() < 0.001
-    np.testing.assert_allclose(rows.mean(axis=0), 0.25, atol=0.02)
-    wider = begun4(RandomSearch(particles=2000, reach=2.0)).ask()
-    np.testing.assert_allclose(wider[4:], 0.25 + 2 * (rows - 0.25))
-    np.testing.assert_array_equal(wider[:4], np.eye(4))
-    few = begun4(RandomSearch(particles=2000, concentration=0.1)).ask()[4:]
-    assert few.max(axis=1).mean() > rows.max(axis=1).mean() + 0.2
+def test_random_search_is_uniform_in_the_simplex() -> None:
+    rows = begun4(RandomSearch(particles=2000)).ask()
+    np.testing.assert_array_equal(rows[:4], np.eye(4))
+    assert (rows >= 0).all() and rows[4:].min() < 0.001
+    np.testing.assert_allclose(rows[4:].mean(axis=0), 0.25, atol=0.02)
 
 
 def test_pso_merging_begins_with_the_rows_of_the_pool_and_the_base() -> None:

@@ -253,13 +253,8 @@ class FinetuneRun:
         }
         path = self.folder / STATE_FILE
         if path.is_file():
-            try:
-                self.state = parse_json(path.read_text(encoding="utf-8"))
-                old = self.state["identity"] = identity_values(dict(self.state["identity"]))
-            except (OSError, ValueError, TypeError, KeyError):
-                raise UserError(
-                    f"{path} is damaged: choose another name=, or remove its folder"
-                ) from None
+            self.state = read_state(path)
+            old = self.state["identity"] = identity_values(self.state["identity"])
             self._verify()
             differ = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
             if not differ:
@@ -506,6 +501,19 @@ class FinetuneRun:
                 "gain": asdict(paired_gain(task, tuned, before)),
             }
         }
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Read a fine-tuning's state file.
+
+    Raises:
+        UserError: It is damaged.
+    """
+    try:
+        found: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
+        return {**found, "identity": dict(found["identity"])}
+    except (OSError, ValueError, TypeError, KeyError):
+        raise UserError(f"{path} is damaged: choose another name=, or remove its folder") from None
 
 
 def tokenize_items(task: QuestionTask, items: Sequence[Item], tokenizer: Any) -> "list[TokenPair]":

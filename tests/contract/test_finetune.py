@@ -12,7 +12,8 @@ import searches
 import tiny
 import torch
 from finetune_runs import tune, words
-from safetensors.torch import save_file
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
 
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
@@ -26,79 +27,63 @@ from swarm.finetune.trainer import (
     evaluate_loss,
     shuffled_batches,
 )
+from swarm.loop.evaluator import split_dev_holdout
 from swarm.pool.pool import Pool
 from swarm.runs.folder import CHECKSUMS_FILE, Record, read_state
 from swarm.runs.verdict import read_verdict, state_verdict
+from swarm.tasks.multiple_choice import MultipleChoice
 
 
 @pytest.fixture(scope="module")
 def tuned(
     tiny_llama: Path, tiny_pool: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, dict[str, Any]]:
+) -> tuple[Path, Any]:
     """A finished fine-tuning of amber, and its metrics."""
     folder = tmp_path_factory.mktemp("tuned")
     return folder, tune(words(folder, tiny_llama, tiny_pool, "run", expert="amber"))
 
 
-def pairs(folder: Path, base: Path, end: bool = True) -> tuple[Any, list[Any], list[Any]]:
-    """The task of `words`, its dev items, and their pairs; with or without the end token."""
-    from swarm.tasks.multiple_choice import MultipleChoice
-
+def pairs(folder: Path, base: Path) -> tuple[Any, list[Any], list[Any]]:
+    """The task of `words`, its dev items, and their pairs."""
     task = MultipleChoice("mmlu", str(folder / "tiny.json"), scoring="logits")
     items = list(task.items("dev"))
-    found = tokenize_items(task, items, BaseModel(str(base)).load_tokenizer(base))
-    return task, items, found if end else [(asked, answer[:-1]) for asked, answer in found]
+    return task, items, tokenize_items(task, items, BaseModel(str(base)).load_tokenizer(base))
 
 
-def test_the_held_out_loss_falls_and_the_saved_adapter_is_that_of_the_best_look(
-    tuned: tuple[Path, dict[str, Any]], tiny_llama: Path
+def test_the_saved_adapter_is_that_of_the_lowest_held_out_loss_in_a_pool_too(
+    tuned: tuple[Path, Any], tiny_llama: Path, tiny_pool: Path
 ) -> None:
-    from peft import PeftModel
-
-    folder, _ = tuned
-    state = json.loads((folder / "search" / "run" / "tuning.json").read_text())
-    held, looks = state["tuning"], state["tuning"]["evaluations"]
-    assert [step for step, _, _ in looks] == [0, 5, 10, 15, 20]
-    losses = [held for _, _, held in looks]
-    assert min(losses) < 0.7 * losses[0]
-    assert held["step"] == looks[losses.index(min(losses))][0]
-    assert held["examples"] == 9 and held["examples_seen"] == 20 * 8
-    assert held["examples_evaluated"] == 5 * 3 and read_verdict(state).cost == 2 * (12 + 16)
-    model = PeftModel.from_pretrained(tiny.load(tiny_llama), folder / "search" / "run" / "tuned")
-    from swarm.loop.evaluator import split_dev_holdout
-
-    _, items, every = pairs(folder, tiny_llama)
-    _, places = split_dev_holdout(items, 0.25, 42)
-    assert evaluate_loss(model, [every[i] for i in places], 8) == pytest.approx(
-        min(losses), abs=1e-5
-    )
-
-
-def test_the_saved_adapter_answers_in_a_pool_as_the_trained_model_did(
-    tuned: tuple[Path, dict[str, Any]], tiny_llama: Path, tiny_pool: Path
-) -> None:
-    import torch
-    from peft import PeftModel
-
-    folder, metrics = tuned
+    folder, verdict = tuned
     run = folder / "search" / "run"
-    pool = Pool(run).open()
+    state = json.loads((run / "tuning.json").read_text())
+    facts = state["tuning"]
+    assert [step for step, _, _ in facts["evaluations"]] == [0, 5, 10, 15, 20]
+    losses = [held for _, _, held in facts["evaluations"]]
+    assert min(losses) < 0.7 * losses[0]
+    assert facts["step"] == 5 * losses.index(min(losses))
+    assert facts["examples"] == 9 and facts["examples_seen"] == 20 * 8
+    assert facts["examples_evaluated"] == 5 * 3 and read_verdict(state).cost == 2 * (12 + 16)
+    task, items, every = pairs(folder, tiny_llama)
+    _, places = split_dev_holdout(items, 0.25, 42)
+    models = [
+        PeftModel.from_pretrained(tiny.load(tiny_llama), source)
+        for source in (tiny_pool / "amber", run / "tuned")
+    ]
+    loss = evaluate_loss(models[1], [every[i] for i in places], 8)
+    assert loss == pytest.approx(min(losses), abs=1e-5)
+
+    pool, engine = Pool(run).open(), HFEngine()
     assert pool.names == ["start", "tuned"]
-    task, items, every = pairs(folder, tiny_llama, end=False)
-    engine = HFEngine()
     engine.open(BaseModel(str(tiny_llama)), pool, "cpu")
     requests = [task.gold_request(item) for item in items]
+    answers = [(asked, answer[:-1]) for asked, answer in every]  # without the end token
     both = engine.generate(np.eye(2), [requests, requests])
-    for number, source in enumerate((tiny_pool / "amber", run / "tuned")):
-        model = PeftModel.from_pretrained(tiny.load(tiny_llama), source)
-        with torch.inference_mode():
-            wanted = [-evaluate_loss(model, [pair], 1) * len(pair[1]) for pair in every]
-        found = [completion.logprobs[0] for completion in both[number]]
-        assert found == pytest.approx(wanted, abs=1e-4)
-    assert metrics.expert == "amber"
-    assert metrics.start_model.gain.difference == pytest.approx(
-        metrics.found.test.utility - metrics.start_model.test.utility
-    )
+    for found, model in zip(both, models, strict=True):
+        wanted = [-evaluate_loss(model, [pair], 1) * len(pair[1]) for pair in answers]
+        assert [one.logprobs[0] for one in found] == pytest.approx(wanted, abs=1e-4)
+    assert verdict.expert == "amber"
+    gain = verdict.found.test.utility - verdict.start_model.test.utility
+    assert verdict.start_model.gain.difference == pytest.approx(gain)
 
 
 def test_padding_changes_no_loss(tiny_llama: Path) -> None:
@@ -134,7 +119,7 @@ def kill_at(patch: pytest.MonkeyPatch, step: int) -> None:
 
 
 def test_a_killed_one_goes_on_to_the_same_weights_and_a_finished_one_is_only_shown(
-    tuned: tuple[Path, dict[str, Any]],
+    tuned: tuple[Path, Any],
     tiny_llama: Path,
     tiny_pool: Path,
     tmp_path: Path,
@@ -176,7 +161,7 @@ def without_checksums(run: Path) -> dict[str, bytes]:
 
 
 def test_damage_to_the_folder_is_named_or_mended(
-    tuned: tuple[Path, dict[str, Any]],
+    tuned: tuple[Path, Any],
     tiny_llama: Path,
     tiny_pool: Path,
     tmp_path: Path,
@@ -228,8 +213,6 @@ def test_a_damaged_checkpoint_is_trained_again(
 def test_an_adapter_with_dropout_goes_on_to_the_same_weights(
     tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from peft import PeftModel
-
     start = tiny.expert(tiny_llama, tmp_path / "start", lora_dropout=0.3)
     rows = [([1, 40 + i, 41], [50 + i, 2]) for i in range(8)]
 
@@ -265,8 +248,6 @@ def test_an_adapter_with_dropout_goes_on_to_the_same_weights(
 def test_a_start_that_does_not_fit_is_one_line_and_its_name_stays_free(
     tiny_llama: Path, tiny_pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from safetensors.torch import load_file
-
     command = words(tmp_path, tiny_llama, tiny_pool, "run", steps=1, test="false")
     other = tiny.expert(tiny_llama, tmp_path / "other")
     file = other / "adapter_model.safetensors"
@@ -299,40 +280,22 @@ def test_a_start_that_does_not_fit_is_one_line_and_its_name_stays_free(
 
 
 def test_training_that_only_harms_is_stopped_and_the_start_is_kept(
-    tuned: tuple[Path, dict[str, Any]], tiny_llama: Path, tmp_path: Path
+    tuned: tuple[Path, Any], tiny_llama: Path, tmp_path: Path
 ) -> None:
     # Any rate improves on random weights; one of 3 spoils an adapter that has learned the items.
     shutil.copytree(tuned[0] / "search" / "run" / "tuned", tmp_path / "pool" / "fit")
-    metrics = tune(
-        words(
-            tmp_path,
-            tiny_llama,
-            tmp_path / "pool",
-            "bad",
-            expert="fit",
-            rate=3.0,
-            every=1,
-            patience=2,
-            test="false",
-        )
-    )
-    state = json.loads((tmp_path / "search" / "bad" / "tuning.json").read_text())
-    facts = state["tuning"]
-    assert facts["steps"] == 2 and facts["step"] == 0 and not metrics.tested
-    later = [held for step, _, held in facts["evaluations"] if step > facts["step"]]
-    assert len(later) == 2
+    harm = {"expert": "fit", "rate": 3.0, "every": 1, "patience": 2, "test": "false"}
+    verdict = tune(words(tmp_path, tiny_llama, tmp_path / "pool", "bad", **harm))
+    facts = json.loads((tmp_path / "search" / "bad" / "tuning.json").read_text())["tuning"]
+    assert facts["steps"] == 2 and facts["step"] == 0 and not verdict.tested
+    assert len([held for step, _, held in facts["evaluations"] if step > 0]) == 2
 
 
 def test_a_fresh_lora_starts_as_the_base_and_its_folder_is_an_adapter(
     tiny_llama: Path, tiny_pool: Path, tmp_path: Path
 ) -> None:
-    import torch
-    from peft import PeftModel
-
-    metrics = tune(
-        words(tmp_path, tiny_llama, tiny_pool, "new", holdout=0.0, rank=2, steps=5, test="false")
-    )
-    assert metrics.expert == "the base"
+    fresh = {"holdout": 0.0, "rank": 2, "steps": 5, "test": "false"}
+    assert tune(words(tmp_path, tiny_llama, tiny_pool, "new", **fresh)).expert == "the base"
     run = tmp_path / "search" / "new"
     start = PeftModel.from_pretrained(tiny.load(tiny_llama), run / "start")
     assert torch.equal(tiny.logits(start), tiny.logits(tiny.load(tiny_llama)))

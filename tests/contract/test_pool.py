@@ -300,9 +300,14 @@ def test_a_path_to_the_same_model_is_the_same_base(tiny_llama: Path, tmp_path: P
 
 
 def test_a_position_is_finite_numbers_for_every_group(tiny_pool: Path) -> None:
-    for bad in ([1.0], [1, 2, 3, float("nan")], [1, 2, 3, float("inf")]):
+    pool = Pool(tiny_pool).open()
+    for bad in ([1.0], [1, 2, 3, float("nan")], [1, 2, 3, float("inf")], "1234"):
         with pytest.raises(UserError, match=f"{tiny_pool}.*4 finite coefficients"):
-            Pool(tiny_pool).open().combine(bad)
+            pool.combine(bad)
+    with pytest.raises(UserError, match="no expert 'oak'; it contains: amber, birch"):
+        pool.combine({"oak": 1.0})
+    by_name, by_place = pool.combine({"birch": 0.5}), pool.combine([0, 0.5, 0, 0])
+    assert all(map(torch.equal, sum(by_name.values(), ()), sum(by_place.values(), ())))
     with pytest.raises(UserError, match="8 finite coefficients, one an expert in each of 2 groups"):
         Pool(tiny_pool, groups="per_layer").open().combine(MIXTURE)
 
@@ -310,13 +315,11 @@ def test_a_position_is_finite_numbers_for_every_group(tiny_pool: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"folder": None}, "pool.folder"),
         ({"folder": " "}, "pool.folder"),
         ({"export_rank": 8}, r"pool.export_rank=8.*pool.space=delta"),
         ({"export_rank": True, "space": "delta"}, "pool.export_rank=true: must be an integer"),
         ({"space": "tokens"}, r"pool.space=tokens: must be factor or delta"),
         ({"groups": "halves"}, r"pool\.groups=halves: .*global, attention_mlp, kind,"),
-        ({"base": "maybe"}, "must be check or ignore"),
         ({"recipes": ["soup"]}, "ties, dare_linear or dare_ties"),
         ({"recipes": ["ties", "ties"]}, "more than once"),
         ({"sparse_rows": 1}, "pool.sparse_rows"),

@@ -35,21 +35,18 @@ def varied(tiny_llama: Path, tmp_path: Path) -> Path:
 
 def test_norms_and_cosines_equal_those_of_the_full_matrices(varied: Path) -> None:
     adapters = [read_adapter(path) for path in sorted(varied.iterdir())]
-    vectors = []
     modules = sorted({(m, a.shapes[m][:2]) for a in adapters for m in a.shapes})
+    vectors = []
     for one in adapters:
         parts = []
         for module, (inputs, outputs) in modules:
-            update = torch.zeros(outputs, inputs, dtype=torch.float64)
+            a, b = torch.zeros(1, inputs).double(), torch.zeros(outputs, 1).double()
             if module in one.shapes:
                 a, b = one.load_factors(module)
-                update = b @ a
-            parts.append(update.flatten())
+            parts.append((b @ a).flatten())
         vectors.append(torch.cat(parts))
-    full = torch.stack(vectors)
-    expected = (full @ full.T).numpy()
-    found = inspect_folder(varied)
-    norms = np.sqrt(expected.diagonal())
+    expected = (torch.stack(vectors) @ torch.stack(vectors).T).numpy()
+    found, norms = inspect_folder(varied), np.sqrt(expected.diagonal())
     assert [one.norm for one in found.experts] == pytest.approx(norms, rel=1e-12)
     cosines = expected / np.outer(norms, norms)
     np.testing.assert_allclose(found.cosines, cosines, rtol=0, atol=1e-12)
@@ -76,27 +73,18 @@ def test_a_varied_folder_is_opened_unchanged(
 def test_what_a_search_would_refuse_is_named_with_its_reason(
     varied: Path, tiny_gemma: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(varied / "amber", varied / "twin")
-    shutil.copytree(varied / "amber", varied / "other")
+    for name in ("twin", "other", "dora", "half", "broken", "trained/checkpoint-9", "zero"):
+        shutil.copytree(varied / "amber", varied / name)
+    shutil.copytree(varied / "birch", varied / "loud")
     tiny.change(varied / "other", base_model_name_or_path="google/gemma-7b-it")
-    shutil.copytree(varied / "amber", varied / "dora")
     tiny.change(varied / "dora", use_dora=True)
-    shutil.copytree(varied / "amber", varied / "half")
     (varied / "half" / CONFIG_FILE).unlink()
-    shutil.copytree(varied / "amber", varied / "broken")
-    weights = load_file(varied / "broken" / WEIGHTS_FILE)
-    first = next(iter(weights))
-    save_file({**weights, first: weights[first] * np.nan}, varied / "broken" / WEIGHTS_FILE)
-    shutil.copytree(varied / "amber", varied / "trained" / "checkpoint-9")
     tiny.expert(tiny_gemma, varied / "wide", 5)
     tiny.change(varied / "wide", base_model_name_or_path=None)
-    shutil.copytree(varied / "amber", varied / "zero")
-    weights = load_file(varied / "zero" / WEIGHTS_FILE)
-    save_file({k: w * ("lora_A" in k) for k, w in weights.items()}, varied / "zero" / WEIGHTS_FILE)
-    shutil.copytree(varied / "birch", varied / "loud")
-    weights = load_file(varied / "loud" / WEIGHTS_FILE)
-    loud = {k: w * (500.0 if "lora_B" in k else 1.0) for k, w in weights.items()}
-    save_file(loud, varied / "loud" / WEIGHTS_FILE)
+    for name, factor in (("broken", np.nan), ("zero", 0.0), ("loud", 500.0)):
+        weights = load_file(varied / name / WEIGHTS_FILE)
+        scaled = {k: w * (factor if "lora_B" in k else 1.0) for k, w in weights.items()}
+        save_file(scaled, varied / name / WEIGHTS_FILE)
     assert main(["check", str(varied), "--matrix"]) == 1
     said = capsys.readouterr().out
     reasons = {

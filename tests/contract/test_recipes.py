@@ -1,5 +1,6 @@
 """Static merges beside PEFT's and beside the papers' formulas, written again here in numpy."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -220,34 +221,29 @@ def test_slerp_goes_round_the_experts(space: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("space", ["factor", "delta"])
-def test_slerp_of_parallel_experts_is_on_the_line(space: str) -> None:
+def test_experts_on_a_line(space: str) -> None:
+    """Slerp of parallel ones is on it, and of opposite ones finite; their stock is the base."""
     ((a, b),) = drawn([(16, 20, 4)])
     found = merge_factors("slerp", [(a, b), (a, 3 * b)], 0.5, 0, space, 8)
     close(update(found), 2 * update((a, b)), 1e-3)
     opposite = merge_factors("slerp", [(a, b), (a, -b), (a, b)], 0.5, 0, space, 12)
     assert opposite[0].isfinite().all() and opposite[1].isfinite().all()
+    stock = merge_factors("model_stock", [(a, b), (a, -b)], 0.5, 0, "delta", 8)
+    assert not update(stock).any()
 
 
 @pytest.mark.parametrize("space", ["factor", "delta"])
 @pytest.mark.parametrize("count", [2, 3])
 def test_model_stock_lies_between_base_and_mean(space: str, count: int) -> None:
     def formula(vectors: list[np.ndarray]) -> np.ndarray:
-        cosines = [
+        cosine = np.mean([
             np.sum(one * other) / np.linalg.norm(one) / np.linalg.norm(other)
-            for i, one in enumerate(vectors)
-            for other in vectors[:i]
-        ]
-        cosine = np.mean(cosines)
+            for one, other in itertools.combinations(vectors, 2)
+        ])  # fmt: skip
         assert 0.1 < cosine < 0.9
         return count * cosine / (1 + (count - 1) * cosine) * np.mean(vectors, axis=0)
 
     check("model_stock", drawn([(16, 20, 4)] * count), space, formula)
-
-
-def test_model_stock_of_opposite_experts_is_the_base() -> None:
-    ((a, b),) = drawn([(16, 20, 4)])
-    found = merge_factors("model_stock", [(a, b), (a, -b)], 0.5, 0, "delta", 8)
-    assert not update(found).any()
 
 
 # Pools as they are
@@ -255,31 +251,25 @@ def test_model_stock_of_opposite_experts_is_the_base() -> None:
 
 @pytest.mark.parametrize("recipe", MERGE_NAMES)
 @pytest.mark.parametrize("space", ["factor", "delta"])
-def test_an_expert_that_is_not_there_takes_no_part(recipe: str, space: str) -> None:
-    """But in a mean over all, where it counts as one that changes nothing."""
-    pairs = drawn([(16, 20, 4), (16, 20, 2)])
-    nothing = torch.zeros(1, 16), torch.zeros(20, 1)
-    two, three = (merge_factors(recipe, p, 1.0, 0, space, 7) for p in (pairs, [*pairs, nothing]))
-    share = (2 / 3 if space == "delta" else 4 / 9) if recipe == "dare_linear" else 1
-    close(update(three), share * update(two), 1e-4)
-    assert not update(merge_factors(recipe, [nothing, nothing], 0.5, 0, space, 7)).any()
-
-
-@pytest.mark.parametrize("recipe", MERGE_NAMES)
-@pytest.mark.parametrize("space", ["factor", "delta"])
 def test_a_merge_is_the_same_again_and_disturbs_nobody(recipe: str, space: str) -> None:
-    pairs = drawn([(48, 40, 4)] * 3)
+    """An expert that is not there takes no part, but in a mean, where it changes nothing."""
+    pairs = drawn([(16, 20, 4), (16, 20, 2)])
     copies = [(a.clone(), b.clone()) for a, b in pairs]
     before = torch.get_rng_state()
     first = merge_factors(recipe, pairs, 0.5, 3, space, 4)
     torch.rand(5)
     second = merge_factors(recipe, pairs, 0.5, 3, space, 4)
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert all(map(torch.equal, first, second))
     torch.set_rng_state(before)
     merge_factors(recipe, pairs, 0.5, 3, space, 4)
     assert torch.equal(torch.get_rng_state(), before)
-    for pair, copy in zip(pairs, copies, strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(pair, copy, strict=True))
+    assert all(map(torch.equal, sum(pairs, ()), sum(copies, ())))
+
+    nothing = torch.zeros(1, 16), torch.zeros(20, 1)
+    two, three = (merge_factors(recipe, p, 1.0, 0, space, 7) for p in (pairs, [*pairs, nothing]))
+    share = (2 / 3 if space == "delta" else 4 / 9) if recipe == "dare_linear" else 1
+    close(update(three), share * update(two), 1e-4)
+    assert not update(merge_factors(recipe, [nothing, nothing], 0.5, 0, space, 7)).any()
 
 
 def test_a_large_matrix_is_cut_nearly_as_well_as_by_its_svd() -> None:

@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import json
+import operator
 import os
 import random
 import re
@@ -14,7 +15,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 from file_servers import environment, hub, serving
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -46,24 +51,28 @@ def call(action: str, *words: object, **environment: str) -> subprocess.Complete
 
 
 @pytest.mark.parametrize("name", sorted(domains.DOMAINS))
-def test_domain_is_seeded_and_short(name: str) -> None:
+def test_a_domain_and_its_shipped_expert(name: str) -> None:
     pairs = domains.examples(name, 50, seed=3)
     assert pairs == domains.examples(name, 50, seed=3) != domains.examples(name, 50, seed=4)
     assert len({prompt for prompt, _ in pairs}) == len(pairs) == 50
     assert all(prompt and response and len(prompt) < 200 for prompt, response in pairs)
+    # No expert saw the demo.
+    asked = [prompt for prompt, _ in domains.examples(name, 300, 0)]
+    assert not [prompt for prompt in asked if "Edges" in prompt or "path" in prompt]
+    folder = EXPERTS / name
+    config = json.loads((folder / FILES[0]).read_text())
+    assert config["base_model_name_or_path"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert (folder / FILES[1]).stat().st_size < 600_000
+    weights = load_file(folder / FILES[1])
+    assert len(weights) == 30 * 2 * 2
+    assert {one.dtype for one in weights.values()} == {torch.bfloat16}
 
 
 def test_domains_answer_rightly() -> None:
+    signs = {"+": operator.add, "-": operator.sub, "*": operator.mul}
     for prompt, response in domains.examples("arithmetic", 200, seed=1):
         left, sign, right = re.search(r"(\d+) ([-+*]) (\d+)", prompt).groups()  # type: ignore[union-attr]
-        assert (
-            int(response)
-            == {
-                "+": int(left) + int(right),
-                "-": int(left) - int(right),
-                "*": int(left) * int(right),
-            }[sign]
-        )
+        assert int(response) == signs[sign](int(left), int(right))
     for prompt, response in domains.examples("roads", 200, seed=1):
         sizes = {
             frozenset(names): int(size)
@@ -78,27 +87,10 @@ def test_domains_answer_rightly() -> None:
         assert int(response) == sizes.get(frozenset((start, goal)), min(through, default=0))
 
 
-@pytest.mark.parametrize("name", sorted(domains.DOMAINS))
-def test_shipped_expert(name: str) -> None:
-    from safetensors import safe_open
-
-    folder = EXPERTS / name
-    config = json.loads((folder / FILES[0]).read_text())
-    assert config["base_model_name_or_path"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
-    assert (folder / FILES[1]).stat().st_size < 600_000
-    with safe_open(folder / FILES[1], "pt") as weights:
-        assert len(weights.keys()) == 30 * 2 * 2
-        assert {weights.get_slice(key).get_dtype() for key in weights.keys()} == {"BF16"}  # noqa: SIM118
-
-
-def test_no_expert_saw_the_demo() -> None:
-    asked = [prompt for name in domains.DOMAINS for prompt, _ in domains.examples(name, 300, 0)]
-    assert not [prompt for prompt in asked if "Edges" in prompt or "path" in prompt]
-
-
-def test_demo_file_is_what_its_script_writes() -> None:
-    made = script(ROOT / "scripts" / "make_nlgraph_mini.py").build()
-    assert made == json.loads((ROOT / "data" / "nlgraph_mini.json").read_text())
+@pytest.mark.parametrize("name", ["nlgraph_mini", "skills"])
+def test_a_data_file_is_what_its_script_writes(name: str) -> None:
+    made = script(ROOT / "scripts" / f"make_{name}.py").build()
+    assert made == json.loads((ROOT / "data" / f"{name}.json").read_text())
 
 
 def test_demo_items() -> None:
@@ -114,11 +106,6 @@ def test_demo_items() -> None:
         assert max(counts[str(size)] for size in range(1, 10)) <= len(items) // 16
         for item in items:
             assert item["answer"] == solve(item["question"])
-
-
-def test_skills_file_is_what_its_script_writes() -> None:
-    made = script(ROOT / "scripts" / "make_skills.py").build()
-    assert made == json.loads((ROOT / "data" / "skills.json").read_text())
 
 
 def test_skills_are_new_to_the_experts() -> None:
@@ -138,14 +125,10 @@ def test_skills_are_new_to_the_experts() -> None:
         facts = [{domains.fact(name, pair) for pair in mine[split]} for split in mine]
         trained = {domains.fact(name, pair) for pair in domains.trained_on(name)}
         assert trained and not facts[0] & facts[1] and not trained & (facts[0] | facts[1])
-
-
-def test_skills_have_no_constant_answer() -> None:
-    data = json.loads((ROOT / "data" / "skills.json").read_text())
+    whole = re.compile(r"[\w.]+( [\w.]+)*")
     for split in ("dev", "test"):
         (_, most), *_ = Counter(item["answer"] for item in data[split]).most_common(1)
         assert most <= 0.08 * len(data[split])
-        whole = re.compile(r"[\w.]+( [\w.]+)*")
         assert all(whole.fullmatch(item["answer"]) for item in data[split])
 
 
@@ -195,27 +178,18 @@ def lengths(
             yield from (size + rest for rest in lengths(edges, name, goal, seen | {name}))
 
 
-def write_jsonl(path: Path) -> Path:
-    """Forty small questions."""
-    pairs = [{"prompt": f"What is {number}?", "response": str(number)} for number in range(40)]
-    path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    return path
-
-
 def test_training_learns_saves_and_repeats(tiny_llama: Path, tmp_path: Path) -> None:
-    import torch
-    from peft import PeftModel
-    from safetensors.torch import load_file
-    from transformers import AutoModelForCausalLM
+    pairs = [{"prompt": f"What is {number}?", "response": str(number)} for number in range(40)]
+    file = tmp_path / "numbers.jsonl"
+    file.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    common = ("--jsonl", file, "--base", tiny_llama, "--device", "cpu")
 
-    file = write_jsonl(tmp_path / "numbers.jsonl")
-    common = ("--jsonl", file, "--base", tiny_llama, "--steps", 20, "--device", "cpu")
-    for folder in ("first", "second"):
-        done = call("train", "numbers", *common, "--to", tmp_path / folder)
+    def trained(name: str, *words: object) -> dict[str, torch.Tensor]:
+        done = call("train", "numbers", *common, *words, "--to", tmp_path / name)
         assert done.returncode == 0, done.stderr
-    first, second = (
-        load_file(tmp_path / folder / "numbers" / FILES[1]) for folder in ("first", "second")
-    )
+        return load_file(tmp_path / name / "numbers" / FILES[1])
+
+    first, second = (trained(name, "--steps", 20) for name in ("first", "second"))
     assert sorted(path.name for path in (tmp_path / "first" / "numbers").iterdir()) == [*FILES]
     assert all(torch.equal(first[key], second[key]) for key in first)
     assert {weight.dtype for weight in first.values()} == {torch.bfloat16}
@@ -223,25 +197,14 @@ def test_training_learns_saves_and_repeats(tiny_llama: Path, tmp_path: Path) -> 
     base = AutoModelForCausalLM.from_pretrained(tiny_llama)
     PeftModel.from_pretrained(base, tmp_path / "first" / "numbers")
 
-
-def test_training_of_another_rank_and_other_layers(tiny_llama: Path, tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
-    file = write_jsonl(tmp_path / "numbers.jsonl")
-    common = ("--jsonl", file, "--base", tiny_llama, "--steps", 2, "--device", "cpu")
     shape = ("--rank", 2, "--alpha", 6, "--targets", "o_proj", "--targets", "up_proj")
-    done = call("train", "numbers", *common, *shape, "--to", tmp_path)
-    assert done.returncode == 0, done.stderr
-    config = json.loads((tmp_path / "numbers" / FILES[0]).read_text())
+    tensors = trained("other", "--steps", 2, *shape)
+    config = json.loads((tmp_path / "other" / "numbers" / FILES[0]).read_text())
     assert (config["r"], config["lora_alpha"]) == (2, 6)
     assert config["target_modules"] == ["o_proj", "up_proj"]
-    tensors = load_file(tmp_path / "numbers" / FILES[1])
     assert {key.split(".")[-3] for key in tensors} == {"o_proj", "up_proj"}
     assert {min(weight.shape) for weight in tensors.values()} == {2}
-    done = call(
-        *("train", "numbers", *common),
-        *("--targets", "o_proj", "--targets", "abacus", "--to", tmp_path),
-    )
+    done = call("train", "numbers", *common, "--targets", "o_proj", "--targets", "abacus")
     assert done.returncode == 1 and "--targets abacus: not a linear layer" in done.stderr
 
 
@@ -287,43 +250,31 @@ ADAPTERS: dict[str, dict[str, bytes] | str] = {
 }
 
 
-def test_fetching_takes_two_files_and_skips(tmp_path: Path) -> None:
+def test_fetching(tmp_path: Path) -> None:
+    """It takes two files, skips what is there, and says a mistake in one line."""
     asked: list[str] = []
     with serving(hub(ADAPTERS, asked)) as address:
         given = environment(address, tmp_path / "cache")
-        done = call("fetch", "owner/good", "owner/other", "--to", tmp_path, **given)
+        pool = tmp_path / "pool"
+        done = call("fetch", "owner/good", "owner/other", "--to", pool, **given)
+        assert done.returncode == 0, done.stderr
+        assert sorted(path.name for path in pool.iterdir()) == ["good", "other"]
+        assert sorted(path.name for path in (pool / "good").iterdir()) == [*FILES]
+        assert (pool / "good" / FILES[1]).read_bytes() == b"weights"
+        assert not [path for path in asked if path.endswith("README.md")]
         count = len(asked)
-        again = call("fetch", "owner/good", "--to", tmp_path, **given)
-    assert done.returncode == 0, done.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["good", "other"]
-    assert sorted(path.name for path in (tmp_path / "good").iterdir()) == [*FILES]
-    assert (tmp_path / "good" / FILES[1]).read_bytes() == b"weights"
-    assert "already there" in again.stdout and len(asked) == count
-    assert not [path for path in asked if path.endswith("README.md")]
-
-
-@pytest.mark.parametrize(
-    ("adapter", "says"),
-    [
-        ("owner/pickled", "pickled weights"),
-        ("owner/nobody", "does not exist on"),
-        ("owner/gated", "is gated"),
-        ("no/hub/id", "is not a hub id"),
-    ],
-)
-def test_fetching_mistakes_take_one_line(tmp_path: Path, adapter: str, says: str) -> None:
-    with serving(hub(ADAPTERS, [])) as address:
-        given = environment(address, tmp_path / "cache")
-        done = call("fetch", adapter, "--to", tmp_path / "pool", **given)
-    assert done.returncode == 1 and says in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert not list(tmp_path.rglob("*.json"))
-
-
-def test_fetching_offline(tmp_path: Path) -> None:
-    done = call("fetch", "--to", tmp_path, HF_HUB_OFFLINE="1")
-    assert done.returncode == 1 and "HF_HUB_OFFLINE is set" in done.stderr
-    silent = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
-    done = call("fetch", "--to", tmp_path, **silent)
-    assert done.returncode == 1 and "cannot be reached" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
+        again = call("fetch", "owner/good", "--to", pool, **given)
+        assert "already there" in again.stdout and len(asked) == count
+        silent = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
+        for adapter, says, where in (
+            ("owner/pickled", "pickled weights", given),
+            ("owner/nobody", "does not exist on", given),
+            ("owner/gated", "is gated", given),
+            ("no/hub/id", "is not a hub id", given),
+            ("owner/good", "HF_HUB_OFFLINE is set", {"HF_HUB_OFFLINE": "1"}),
+            ("owner/good", "cannot be reached", silent),
+        ):
+            done = call("fetch", adapter, "--to", tmp_path / "none", **where)
+            assert done.returncode == 1 and says in done.stderr
+            assert len(done.stderr.strip().splitlines()) == 1
+            assert not list((tmp_path / "none").glob("*"))

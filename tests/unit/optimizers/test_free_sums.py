@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from swarm.errors import UserError
-from swarm.optimizers.base import rank_weights
 from swarm.optimizers.bayes import BayesianSearch
 from swarm.optimizers.cma_es import CMAES
 from swarm.optimizers.de import DifferentialEvolution
@@ -116,19 +115,6 @@ def test_a_pair_teaches_only_if_both_were_measured() -> None:
     one.ask()
     one.tell(np.array([1, np.nan] * 4 + [1]))
     np.testing.assert_array_equal(one.mean, before)
-
-
-def test_utilities_by_rank() -> None:
-    weights = rank_weights(np.array([3.0, 1.0, 2.0, 0.0]))
-    # ln 3 - ln 1 and ln 3 - ln 2, divided by their sum, less a quarter.
-    first, second = np.log(3), np.log(1.5)
-    whole = first + second
-    np.testing.assert_allclose(
-        weights, np.array([first / whole, 0.0, second / whole, 0.0]) - 0.25, atol=1e-15
-    )
-    tied = rank_weights(np.array([1.0, 1.0, 0.0, 0.0]))
-    np.testing.assert_allclose(tied, [0.25, 0.25, -0.25, -0.25])
-    np.testing.assert_allclose(rank_weights(np.ones(5)), 0, atol=1e-15)
 
 
 def test_the_strategy_goes_uphill_and_narrows() -> None:

@@ -230,6 +230,15 @@ class Verdict:
         return self.found.test is not None
 
     @property
+    def split(self) -> str:
+        """The split that decides: "test", or "dev" without a test."""
+        return "test" if self.tested else "dev"
+
+    def measured(self, one: Compared) -> Measured | None:
+        """Return a model's result on the split that decides."""
+        return one.test if self.tested else one.dev
+
+    @property
     def cost(self) -> int:
         """Cost on dev in prompt-equivalents."""
         return self.costs.get("prompt_equivalents", self.costs.get("prompts_scored", 0))
@@ -293,7 +302,13 @@ def compare_constant_answers(
     if constants is None:
         return None
     on_dev = measure(task, constants.score_items(task, dev), dev)
-    label, choices = constant_label(constants.domains), dict(constants.domains)
+    choices = dict(constants.domains)
+    label = "best constant answer" + " of each domain" * (len(choices) > 1)
+    shown = [f"{shorten_text(domain)}: {quote_answer(one)}" for domain, one in choices.items()]
+    if len(set(choices.values())) == 1:
+        shown = [quote_answer(next(iter(choices.values())))]
+    more = f" and {len(shown) - MAX_LISTED} more" * (len(shown) > MAX_LISTED)
+    label += f" ({', '.join(shown[:MAX_LISTED])}{more})"
     if not test:
         return Compared(CONSTANT, label, on_dev, choices=choices)
     scores = constants.score_items(task, test)
@@ -338,15 +353,28 @@ def state_verdict(verdict: Verdict, folder: Path | None = None) -> Statement:
         folder: The run folder, to name the command for what should be used, and the results of
             fine-tunings that were compared with this search; `None` leaves both out.
     """
-    strongest, found = verdict.strongest, verdict.found.test
+    strongest, found, start = verdict.strongest, verdict.found.test, verdict.start
     if strongest is None or found is None or strongest.test is None or strongest.gain is None:
-        return Statement("open", "Not tested", _describe_dev(verdict))
-    items = f"{found.n} test items"
-    difference, tuned = format_gain(verdict, strongest), _describe_tuned(folder)
-    label, start, gain = f"the {strongest.label}", verdict.start, strongest.gain
+        expert = verdict.start_model
+        sentence = (
+            f"on the {verdict.dev.n} dev items, where the maximum of many is biased upwards, the "
+            f"best found has {verdict.dev.utility:.3f} and the {expert.label} "
+            f"{expert.dev.utility if expert.dev else 0:.3f}."
+        )
+        return Statement("open", "Not tested", sentence)
+    tuned = "".join(
+        f"; fine-tuning on the same items ({name}) has {utility:.3f}"
+        for name, utility in (find_tuned(folder) if folder else ())
+    )
+    items, gain, among = f"{found.n} test items", strongest.gain, verdict._deciding()
+    difference, label = format_gain(verdict, strongest), f"the {strongest.label}"
+    rank = "the only one compared that needs no search"
+    if len(among) > 1:
+        place = "the strongest" if strongest is among[0] else "one"
+        rank = f"{place} of {len(among)} compared that need no search"
     both = (
-        f"the best found has {found.utility:.3f} on {items}, and {label}, "
-        f"{_rank(verdict, strongest)}, {strongest.test.utility:.3f}"
+        f"the best found has {found.utility:.3f} on {items}, and {label}, {rank}, "
+        f"{strongest.test.utility:.3f}"
     )
     if strongest.beats:
         sentence = (
@@ -369,7 +397,7 @@ def state_verdict(verdict: Verdict, folder: Path | None = None) -> Statement:
     if gain.difference == 0 == gain.low == gain.high:
         sentence = f"the best found and {label} have equal scores on each of {items}{tuned}."
         return Statement("unclear", "Not distinguishable", sentence)
-    scale, unit = _scale(verdict)
+    scale, unit = _scale(verdict.in_points)
     sentence = (
         f"{both}: a difference of {difference}{tuned}. With so many items, less than about "
         f"{scale * (gain.high - gain.low) / 2:.2g}{unit} cannot be shown."
@@ -377,56 +405,47 @@ def state_verdict(verdict: Verdict, folder: Path | None = None) -> Statement:
     return Statement("unclear", "Not distinguishable", sentence)
 
 
-def _rank(verdict: Verdict, one: Compared) -> str:
-    """Describe an alternative's place among those compared, the highest first."""
-    among = verdict._deciding()
-    if len(among) == 1:
-        return "the only one compared that needs no search"
-    place = "the strongest" if one is among[0] else "one"
-    return f"{place} of {len(among)} compared that need no search"
-
-
-def _describe_dev(verdict: Verdict) -> str:
-    start = verdict.start_model
-    return (
-        f"on the {verdict.dev.n} dev items, where the maximum of many is biased upwards, the best "
-        f"found has {verdict.dev.utility:.3f} and the {start.label} "
-        f"{start.dev.utility if start.dev else 0:.3f}."
-    )
-
-
-def _scale(verdict: Verdict) -> tuple[float, str]:
-    return (100.0, " points") if verdict.in_points else (1.0, "")
+def _scale(in_points: bool) -> tuple[float, str]:
+    return (100.0, " points") if in_points else (1.0, "")
 
 
 def format_gain(verdict: Verdict, one: Compared) -> str:
     """Format a gain: "+17.1 points [+12.2, +21.9], p < 0.001" (brackets: 95 % interval)."""
     if one.gain is None:
         return "–"
-    (scale, unit), gain = _scale(verdict), one.gain
+    (scale, unit), gain = _scale(verdict.in_points), one.gain
     low, high = (f"{scale * end:+.3g}" for end in (gain.low, gain.high))
     return f"{scale * gain.difference:+.3g}{unit} [{low}, {high}], {format_p(gain.p)}"
 
 
+def describe_difference(gain: PairedTest, of: str, points: bool) -> str:
+    """Describe in one sentence whether a difference is distinguishable from chance.
+
+    Args:
+        of: Description of the items.
+        points: Utilities are shares, reported in points (hundredths).
+    """
+    if not (gain.difference or gain.low or gain.high):
+        return f"No difference: none of {gain.n} {of} differs."
+    scale, unit = _scale(points)
+    low, high = (f"{scale * end:+.3g}" for end in (gain.low, gain.high))
+    kind = "gain" if gain.difference >= 0 else "loss"
+    chance = "is" if gain.p < 0.05 else "is not"
+    return (
+        f"The {kind} of {scale * abs(gain.difference):.3g}{unit} on {gain.n} {of} {chance} "
+        f"distinguishable from chance ({format_p(gain.p)}; 95 % interval {low} to {high})."
+    )
+
+
 def _command(name: str, folder: Path | None) -> str:
     """Return how to get an alternative, or the result for an empty name."""
-    if name == "base":
-        return "Use the base model as it is."
-    if name == CONSTANT:
-        return "No model is needed for it."
+    if name in ("base", CONSTANT):
+        return "Use the base model as it is." if name == "base" else "No model is needed for it."
     if folder is None:
         return ""
     source, target = (shlex.quote(one) for one in (str(folder), f"exported/{folder.name}"))
     which = f" baseline={name}" if name else ""
     return f"Command: python -m swarm.export {source}{which} to={target}"
-
-
-def _describe_tuned(folder: Path | None) -> str:
-    """Return a clause on the fine-tunings beside a run that were compared with it on test."""
-    found = find_tuned(folder) if folder is not None else []
-    return "".join(
-        f"; fine-tuning on the same items ({name}) has {utility:.3f}" for name, utility in found
-    )
 
 
 def find_tuned(folder: Path) -> Sequence[tuple[str, float]]:
@@ -448,39 +467,9 @@ def find_tuned(folder: Path) -> Sequence[tuple[str, float]]:
     return found
 
 
-def describe_difference(gain: PairedTest, of: str, points: bool) -> str:
-    """Describe in one sentence whether a difference is distinguishable from chance.
-
-    Args:
-        of: Description of the items.
-        points: Utilities are shares, reported in points (hundredths).
-    """
-    scale, unit = (100.0, " points") if points else (1.0, "")
-    low, high = (f"{scale * end:+.3g}" for end in (gain.low, gain.high))
-    if not gain.difference and not (gain.low or gain.high):
-        return f"No difference: none of {gain.n} {of} differs."
-    kind = "gain" if gain.difference >= 0 else "loss"
-    chance = "is" if gain.p < 0.05 else "is not"
-    return (
-        f"The {kind} of {scale * abs(gain.difference):.3g}{unit} on {gain.n} {of} {chance} "
-        f"distinguishable from chance ({format_p(gain.p)}; 95 % interval {low} to {high})."
-    )
-
-
 def format_measured(one: Measured | None) -> str:
     """Format a result with its 95 % interval: "0.684 [0.653, 0.713]"; a dash for `None`."""
     return f"{one.utility:.3f} [{one.low:.3f}, {one.high:.3f}]" if one else "–"
-
-
-def constant_label(answers: Mapping[str, str]) -> str:
-    """Describe the best constant answers by domain: "best constant answer ("No")"."""
-    each = " of each domain" * (len(answers) > 1)
-    different = set(answers.values())
-    if len(different) == 1:
-        return f"best constant answer{each} ({quote_answer(different.pop())})"
-    parts = [f"{shorten_text(domain)}: {quote_answer(one)}" for domain, one in answers.items()]
-    more = f" and {len(parts) - MAX_LISTED} more" * (len(parts) > MAX_LISTED)
-    return f"best constant answer{each} ({', '.join(parts[:MAX_LISTED])}{more})"
 
 
 def result_table(
@@ -497,14 +486,13 @@ def result_table(
         header += [f"test, n = {test.n}", "gain of best found"]
     rows = []
     for one in [*reversed(verdict.alternatives), verdict.found]:
-        row = [labels.get(one.name, one.label), format_measured(one.dev)]
         gain = format_gain(verdict, one) if one.name != FOUND else ""
-        rows.append([*row, *([format_measured(one.test), gain] if test else [])])
+        label = labels.get(one.name, one.label)
+        rows.append([label, format_measured(one.dev), format_measured(one.test), gain])
     if (vote := verdict.vote) and len(vote.members) > 1:  # a vote of one is the best found
         label = f"vote of the top {len(vote.members)} (chosen on dev)"
-        tested = [format_measured(vote.test), ""] if test else []
-        rows.append([label, f"{vote.dev:.3f}", *tested])
-    return header, rows
+        rows.append([label, f"{vote.dev:.3f}", format_measured(vote.test), ""])
+    return header, [row[: len(header)] for row in rows]
 
 
 def domain_table(
@@ -517,23 +505,20 @@ def domain_table(
     Args:
         names: Names of the initial model and of the best found.
     """
-    split = "test" if verdict.tested else "dev"
-    found: Measured = getattr(verdict.found, split)
-    if not 2 <= len(found.domains) <= MAX_DOMAINS:
+    found = verdict.measured(verdict.found)
+    if found is None or not 2 <= len(found.domains) <= MAX_DOMAINS:
         return None
-    models = [(one, getattr(one, split)) for one in verdict.alternatives]
-    models = [(one, result) for one, result in models if result and result.domains]
-    warned = {one.domain for one in found.one_answer}
+    models = [(one, verdict.measured(one)) for one in verdict.alternatives]
+    known = [(one, result) for one, result in models if result and result.domains]
     labels = {EXPERT: names[0], CONSTANT: "best constant answer"}
     # Only the kind of a baseline, without its parenthesized choice, to limit the table's width.
-    header = [f"domain of {split}", "n"]
-    header += [labels.get(one.name, one.label.split(" (")[0]) for one, _ in models]
+    header = [f"domain of {verdict.split}", "n"]
+    header += [labels.get(one.name, one.label.split(" (")[0]) for one, _ in known]
     header += [names[1], f"answers: {names[1]}"]
-    brief = len(models) > 2
-    rows = []
+    warned, rows = {one.domain for one in found.one_answer}, []
     for domain, mine in found.domains.items():
-        cells = [result.domains[domain] for _, result in models] + [mine]
-        shown = [f"{one.utility:.3f}" if brief else format_measured(one) for one in cells]
+        cells = [*(result.domains[domain] for _, result in known), mine]
+        shown = [f"{one.utility:.3f}" if len(known) > 2 else format_measured(one) for one in cells]
         answer = format_most_common_answer(mine, bool(warned & {domain, None}))
         rows.append([shorten_text(domain), str(mine.n), *shown, answer])
     return header, rows
@@ -558,7 +543,21 @@ def list_caveats(
     Args:
         names: Names of the initial model and of the best found.
     """
-    lines = [*_one_answer_caveats(verdict, names), *_unread_answers(verdict)]
+    lines = []
+    for name, one in zip(names, (verdict.start_model, verdict.found), strict=True):
+        if result := verdict.measured(one):
+            lines += format_one_answer_warnings(result.one_answer, name, verdict.split)
+    every = [(one, verdict.measured(one)) for one in (*verdict.alternatives, verdict.found)]
+    unread = [
+        f"{one.label} {100 * result.unparsed:.0f} %"
+        for one, result in every
+        if result and result.unparsed >= MIN_UNREAD
+    ]
+    if unread:
+        lines.append(
+            f"Unread answers on {verdict.split} (empty, or without an answer that the task's "
+            f"parser finds): {', '.join(unread)}."
+        )
     if verdict.start and verdict.start.routes and not verdict.start.whole:
         lines.append(
             f"On {pluralize(len(verdict.start.routes), 'kind')} of prompts the best of the first "
@@ -579,7 +578,7 @@ def list_caveats(
             f"upwards).{chosen}",
             describe_difference(kept.gain, "held-out dev items", verdict.in_points),
         ]
-    lines += [describe_constraint(part, one) for part, one in verdict.constraints.items()]
+    lines += [_describe_constraint(part, one) for part, one in verdict.constraints.items()]
     if verdict.reconstruction_error:
         lines.append(
             "The saved adapter is truncated to pool.export_rank, with an error of "
@@ -594,22 +593,14 @@ def list_caveats(
     return lines
 
 
-def _one_answer_caveats(verdict: Verdict, names: tuple[str, str]) -> list[str]:
-    """Warn if a model gives the same answer throughout, on test or, without a test, on dev."""
-    split = "test" if verdict.tested else "dev"
-    results = [getattr(one, split) for one in (verdict.start_model, verdict.found)]
-    return [
-        words
-        for name, result in zip(names, results, strict=True)
-        for words in format_one_answer_warnings(result.one_answer if result else (), name, split)
-    ]
-
-
 def format_one_answer_warnings(found: Sequence[OneAnswer], name: str, split: str) -> list[str]:
     """Return the warnings for one model on one split."""
     warnings = []
     for one in found[:MAX_LISTED]:
-        where = "all domains" if one.domain is None else _describe_domain(one.domain)
+        where = "all domains"
+        if one.domain is not None:
+            kind = one.domain.startswith(KIND_PREFIX)
+            where = f"the domain {f'({one.domain})' if kind else shorten_text(one.domain)}"
         warnings.append(
             f"Warning: in {where} of {split}, {name} gives one answer: {quote_answer(one.answer)} "
             f"is {100 * one.share:.3g} % of the {one.answers} parsed answers, and correct for "
@@ -620,33 +611,13 @@ def format_one_answer_warnings(found: Sequence[OneAnswer], name: str, split: str
     return warnings
 
 
-def _describe_domain(domain: str) -> str:
-    kind = domain.startswith(KIND_PREFIX)
-    return f"the domain ({domain})" if kind else f"the domain {shorten_text(domain)}"
-
-
-def _unread_answers(verdict: Verdict) -> list[str]:
-    """Return a sentence on the models of the final tables with many unread answers, or none."""
-    split = "test" if verdict.tested else "dev"
-    models = [*verdict.alternatives, verdict.found]
-    shares = {one.label: result.unparsed for one in models if (result := getattr(one, split))}
-    parts = [f"{name} {100 * share:.0f} %" for name, share in shares.items() if share >= MIN_UNREAD]
-    if not parts:
-        return []
-    return [
-        f"Unread answers on {split} (empty, or without an answer that the task's parser finds): "
-        f"{', '.join(parts)}."
-    ]
-
-
-def describe_constraint(part: str, one: Constraint) -> str:
+def _describe_constraint(part: str, one: Constraint) -> str:
     """Describe in one sentence whether the best position meets a constraint."""
     whose = "the base model's" if one.base else "given"
     met = "met" if one.met else "NOT met by any position; this one has the smallest violation"
     line = f"Constraint: {part} at least {one.at_least:.3f} ({whose}) on dev: {one.dev:.3f}, {met}"
-    if one.test is None:
-        return f"{line}."
-    line += f"; on test {one.test.utility:.3f} (n = {one.test.n})"
+    if one.test:
+        line += f"; on test {one.test.utility:.3f} (n = {one.test.n})"
     if one.test_base and one.gain:
         line += (
             f" against the base model's {one.test_base.utility:.3f}, difference "

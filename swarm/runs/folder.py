@@ -983,6 +983,8 @@ def _describe_folder(folder: Path) -> str:
         more = ", ..." * (len(runs) > MAX_RUNS_SHOWN)
         names = ", ".join(map(str, runs[:MAX_RUNS_SHOWN]))
         return f"{kind}: its runs are {names}{more}; name one of them"
+    if is_run_folder(folder):
+        return f"has a {RECORD_FILE} that is not the record of a search; name another folder"
     if is_run_folder(folder.parent):
         return f"contains no search; did you mean {folder.parent}?"
     parents = (Path(RUNS_FOLDER), folder.parent)

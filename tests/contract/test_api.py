@@ -72,29 +72,24 @@ def found(home: Path, tiny_llama: Path, tiny_pool: Path) -> Result:
     return search(**keys(home, tiny_llama, tiny_pool))
 
 
-def test_functions_and_commands_have_different_names() -> None:
+def test_the_package_is_quick_light_and_names_no_module_twice() -> None:
     for name in ("search", "evaluate"):
         module = importlib.import_module(f"swarm.{name}")
         assert getattr(swarm, name) is module and module.main
         assert getattr(api, name).__module__ == "swarm.api.functions"
     with pytest.raises(AttributeError, match="nothing"):
         _ = api.nothing
-
-
-def test_importing_the_package_is_quick_and_light() -> None:
     code = (
         "import sys, time; began = time.process_time(); import swarm.api; "
         "took = time.process_time() - began; print(took < 0.2 or took, "
         "[m for m in ('torch', 'hydra', 'numpy') if m in sys.modules])"
     )
-    out = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=searches.environment(),
-    )
+    words, env = [sys.executable, "-c", code], searches.environment()
+    out = subprocess.run(words, capture_output=True, text=True, check=True, env=env)
     assert out.stdout.strip() == "True []"
+
+
+SAME = {"optimizer__particles": 4, "optimizer__max_iterations": 2}
 
 
 def test_the_command_line_goes_on_with_it(
@@ -102,18 +97,11 @@ def test_the_command_line_goes_on_with_it(
 ) -> None:
     before = searches.tree(found.folder, "command.json", "report.html")
     config = json.loads((found.folder / "config.json").read_text())
-    same = {
-        "optimizer__particles": 4,
-        "optimizer__max_iterations": 2,
-        "ensemble": 2,
-        "minutes": "auto",
-        "baselines": "auto",
-    }
-    again = searched(home, tiny_llama, tiny_pool, **same)
-    assert again == found.folder
-    assert searches.tree(again, "command.json", "report.html") == before
-    assert json.loads((again / "config.json").read_text()) == config
     kept = json.loads((found.folder / "command.json").read_text())["arguments"]
+    more = {"ensemble": 2, "minutes": "auto", "baselines": "auto"}
+    assert searched(home, tiny_llama, tiny_pool, **SAME, **more) == found.folder
+    assert searches.tree(found.folder, "command.json", "report.html") == before
+    assert json.loads((found.folder / "config.json").read_text()) == config
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         assert compose("search", overrides=kept).optimizer.particles == 4
 
@@ -122,41 +110,26 @@ def test_it_goes_on_with_the_command_lines(
     tmp_path: Path, tiny_llama: Path, tiny_pool: Path
 ) -> None:
     given = keys(tmp_path, tiny_llama, tiny_pool)
-    same = {"optimizer__particles": 4, "optimizer__max_iterations": 2, "ensemble": 0}
-    folder = searched(tmp_path, tiny_llama, tiny_pool, noise_floor="false", **same)
-    state = read_state(folder)
-    given["overrides"] = {k: v for k, v in given["overrides"].items() if "pool" not in k}
-    objects = {
-        **given,
-        "ensemble": 0,
-        "noise_floor": False,
-        "pool": Pool(tiny_pool),
-        "optimizer": MemeticSwarm(**FEW),
-    }
+    folder = searched(tmp_path, tiny_llama, tiny_pool, ensemble=0, noise_floor="false", **SAME)
+    identity = (read_state(folder) or {})["identity"]
+    overrides = {k: v for k, v in given["overrides"].items() if "pool" not in k}
+    objects = given | {"overrides": overrides, "ensemble": 0, "noise_floor": False}
+    objects |= {"pool": Pool(tiny_pool), "optimizer": MemeticSwarm(**FEW)}
     assert search(**objects).folder == folder
-    assert read_state(folder)["identity"] == state["identity"]
-    with pytest.raises(
-        UserError, match=r"contains another search \(optimizer.inertia: 0.2 then, 0.3"
-    ):
-        search(**{**objects, "optimizer": MemeticSwarm(inertia=0.3, **FEW)})
+    assert (read_state(folder) or {})["identity"] == identity
+    other = {**objects, "optimizer": MemeticSwarm(inertia=0.3, **FEW)}
+    with pytest.raises(UserError, match=r"another search \(optimizer.inertia: 0.2 then, 0.3"):
+        search(**other)
 
 
 def test_the_history(found: Result) -> None:
-    frame = found.history
-    names = ["amber", "birch", "cedar", "dune"]
-    assert [*frame.columns] == [
-        "iteration",
-        "particle",
-        "utility",
-        "best",
-        *names,
-        "prompts_scored",
-        "prompts_saved",
-    ]
+    frame, names = found.history, ["amber", "birch", "cedar", "dune"]
+    columns = ["iteration", "particle", "utility", "best", *names]
+    assert [*frame.columns] == [*columns, "prompts_scored", "prompts_saved"]
     assert len(frame) == 3 * 4
     assert frame.best.iloc[-1] == found.best.utility == np.nanmax(frame.utility)
     assert np.allclose(frame[names].sum(axis=1), 1)
-    assert frame.groupby("iteration").prompts_scored.first().sum() == found.verdict.cost
+    assert frame.groupby("iteration").prompts_scored.first().sum() == found.verdict.cost  # type: ignore[union-attr]
 
 
 def test_the_best_is_a_model(found: Result) -> None:
@@ -175,12 +148,6 @@ def test_the_best_is_a_model(found: Result) -> None:
     assert len({tuple(one.position) for one in bests}) == len(bests)
 
 
-def _signed_area(corners: np.ndarray) -> float:
-    """Return the area of a polygon [N, 2]; Gauss's formula."""
-    x, y = corners.T
-    return float(np.sum(x * np.roll(y, -1) - y * np.roll(x, -1)) / 2)
-
-
 def test_what_a_notebook_shows(found: Result) -> None:
     page = found._repr_html_()
     assert page.startswith("<pre>") and "data:image/png;base64," in page
@@ -190,15 +157,18 @@ def test_what_a_notebook_shows(found: Result) -> None:
     assert len(above.lines[0].get_xdata()) == 3
     run = RunFolder(found.folder)
     assert [text.get_text() for text in below.get_legend().get_texts()] == run.experts
-    areas = [abs(_signed_area(band.get_paths()[0].vertices)) for band in below.collections]
     shares = np.array([run.means[index] for index in best_indices(run)])
-    assert areas == pytest.approx(np.abs(shares).sum(axis=0).tolist())
+    for band, mine in zip(below.collections, np.abs(shares).sum(axis=0), strict=True):
+        x, y = band.get_paths()[0].vertices.T  # its area is the sum of the shares (Gauss)
+        assert abs(np.sum(x * np.roll(y, -1) - y * np.roll(x, -1)) / 2) == pytest.approx(mine)
     assert found.plot()._repr_png_().startswith(b"\x89PNG")  # type: ignore[attr-defined]
 
 
 def test_inside_a_running_loop(
     found: Result, home: Path, tiny_llama: Path, tiny_pool: Path, capsys: Any
 ) -> None:
+    """Of a notebook, or inside a program of Hydra's."""
+
     async def cell() -> Result:
         return search(**keys(home, tiny_llama, tiny_pool, show=True))
 
@@ -208,12 +178,9 @@ def test_inside_a_running_loop(
     assert "best found = " in said and "\x1b" not in said
     handlers = logging.getLogger("swarm").handlers
     assert not [one for one in handlers if isinstance(one, logging.FileHandler)]
-
-
-def test_inside_a_program_of_hydras(tmp_path: Path) -> None:
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         with pytest.raises(UserError):
-            search("nothing_like_it", folder=tmp_path)
+            search("nothing_like_it", folder=home / "other")
         assert compose("search", overrides=["name=x"]).name == "x"
 
 
@@ -231,15 +198,11 @@ def test_inside_a_program_of_hydras(tmp_path: Path) -> None:
         ({"model": "smolm2"}, "did you mean model=smollm2"),
         ({"pool": ["a/one", "b/two"]}, "adapters of a pool must be in one folder"),
         ({"pool": []}, "pool=.*: must be a folder of adapters, a list"),
-        ({"pool": Pool}, "pool=.*: must be a folder of adapters, a list"),
         ({"overrides": 5}, "overrides=5: must be a dict of keys"),
         ({"name": True}, "name=True: must be the name of a folder"),
         ({"pool": "no/such/folder"}, "no such folder no/such/folder"),
         ({"iterations": 3}, "Could not override 'iterations'; did you mean"),
         ({"overrides": ["optimizer.particle=3"]}, "did you mean optimizer.particles"),
-        ({"optimizer": {"particles": -3}}, "particles"),
-        ({"budget": "many"}, "budget"),
-        ({"seed": -1}, "seed=-1: must be an integer"),
         ({"dry_run": True}, "dry_run is only available on the command line"),
         ({"budget": object()}, "budget=<object .*: must be a string, a number"),
     ],
@@ -253,17 +216,7 @@ def test_mistakes_are_one_line(given: dict[str, Any], said: str, tmp_path: Path)
 @pytest.mark.parametrize(
     "value",
     [
-        "it's",
-        r"a\b",
-        r"end\\",
-        r"\'",
-        "a,b = {c} [d]: e",
-        "",
-        None,
-        True,
-        3,
-        -0.5,
-        1e-7,
+        *("it's", r"a\b", r"end\\", r"\'", "a,b = {c} [d]: e", "", None, True, 3, -0.5, 1e-7),
         [1, "x, y"],
         {"dev": "a'b", "test": "c"},
         [[], {}],
@@ -292,6 +245,12 @@ def test_keys_have_several_forms() -> None:
     assert objects == {}
 
 
+def test_searches_that_begin_in_the_same_second_have_names_of_their_own(tmp_path: Path) -> None:
+    for name in ("x", "x-2", "x-3"):
+        assert find_free_name(tmp_path, "x") == name
+        (tmp_path / name).mkdir()
+
+
 def contains(prompt: str, answer: str, item: dict[str, Any]) -> float:
     return float(item["word"] in answer)
 
@@ -317,12 +276,6 @@ def test_a_task_of_ones_own(tmp_path: Path) -> None:
         api.task(ITEMS, "no")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="items=3: must be a list of dicts"):
         api.task(3, contains)  # type: ignore[arg-type]
-
-
-def test_searches_that_begin_in_the_same_second_have_names_of_their_own(tmp_path: Path) -> None:
-    for name in ("nlgraph_12-00-00", "nlgraph_12-00-00-2", "nlgraph_12-00-00-3"):
-        assert find_free_name(tmp_path, "nlgraph_12-00-00") == name
-        (tmp_path / name).mkdir()
 
 
 def test_a_function_that_cannot_travel_is_named(tmp_path: Path) -> None:
@@ -363,12 +316,8 @@ def test_evaluations_of_functions_and_models() -> None:
     assert right.against(wrong).p < 0.05 and "is distinguishable" in str(right.against(wrong))
 
     class Paid(Model):
-        def generate(self, requests: list[Request]) -> list[Completion]:
-            return [Completion("abc", cost=0.5) for _ in requests]
+        """The price of every third answer is unknown."""
 
-    assert evaluate(Paid(), task).cost == 3.0
-
-    class PartlyPriced(Model):
         def generate(self, requests: list[Request]) -> list[Completion]:
             prices = [(0.5, True), (0.0, False), (0.0, True)]
             return [
@@ -376,28 +325,25 @@ def test_evaluations_of_functions_and_models() -> None:
                 for _, (cost, priced) in zip(requests, cycle(prices), strict=False)
             ]
 
-    partly = evaluate(PartlyPriced(), task)
+    partly = evaluate(Paid(), task)
     assert (partly.cost, partly.result["unpriced"]) == (1.0, 2)
     assert "tokens, cost 1.000000 and 2 answers, no price known, " in str(partly)
-    assert "no price" not in str(evaluate(Paid(), task)) and "cost" not in str(right)
+    assert "cost" not in str(right)
     with pytest.raises(UserError, match="not evaluated on the same items"):
         right.against(evaluate(lambda prompt: "-", task, "dev"))
     with pytest.raises(UserError, match=r"test_limit=2: a task object"):
         evaluate(Paid(), task, test_limit=2)
     with pytest.raises(UserError, match="model=3: must be a model's name"):
         evaluate(3, task)  # type: ignore[arg-type]
-    # A model given by name, alone, beside the task, and after it.
+    # A model given by name, beside the task, and after it.
     for found in (
         evaluate(model=lambda prompt: prompt[-1], task=task),
         evaluate(task, model=lambda prompt: prompt[-1]),
     ):
         assert found.rows == right.rows
-    assert evaluate("nlgraph_mini", model=lambda prompt: "-", test_limit=4).n == 4
     for twice in ({"task": task}, {"split": "dev"}):
         with pytest.raises(UserError, match=r"model: given twice|no such option"):
             evaluate("local/rooms", model=lambda prompt: "-", **twice)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="model=None: must be a model's name"):
-        evaluate()
 
 
 def test_a_pool_is_mixed_by_names(tiny_pool: Path, tmp_path: Path) -> None:

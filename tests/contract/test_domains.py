@@ -21,10 +21,7 @@ from swarm.loop.final_evaluation import resolve_baselines
 from swarm.report.page import build_report, write_report
 from swarm.report.paired_comparison import PairedComparison, iterate_data_items
 from swarm.runs.folder import RunFolder, read_state
-from swarm.runs.verdict import (
-    domain_table,
-    read_verdict,
-)
+from swarm.runs.verdict import domain_table, read_verdict
 from swarm.tasks.multiple_choice import MultipleChoice
 from swarm.ui.run_data import load_run_series
 
@@ -85,34 +82,21 @@ def test_a_search_whose_best_gives_one_answer_says_so(
     assert all(row[-1] == f'"{answer}": 100 % (!)' for row in rows)
 
 
-def test_a_report_shows_domains_constants_and_warnings(
+def test_report_page_and_card_show_domains_constants_and_warnings(
     constant: tuple[Path, str, list[str]],
 ) -> None:
-    folder, _, _ = constant
+    folder, verdict = constant[0], RunFolder(constant[0]).verdict
     write_report(folder)
     text = (folder / "report.html").read_text()
     for words in ("gives one answer", "best constant answer", "doors", "paths"):
         assert words in text, words
-
-
-def test_the_page_of_a_run_shows_domains_and_warnings(
-    constant: tuple[Path, str, list[str]],
-) -> None:
-
-    found = load_run_series(constant[0])
+    found = load_run_series(folder)
     assert any(table.header[0] == "domain of test" for table in found.tables)
     assert found.tables[0].rows[0][0].startswith("best constant answer")
     warned = " ".join(found.notes).count("Warning: in all domains of test, the best found")
     assert warned == 1
-
-
-def test_a_card_shows_domains_constants_and_warnings(
-    constant: tuple[Path, str, list[str]],
-) -> None:
-    verdict = RunFolder(constant[0]).verdict
-    text = "\n".join(
-        [*scores_table(verdict, "start", "end"), *by_domain_table(verdict, "start", "end")]
-    )
+    tables = scores_table(verdict, "start", "end"), by_domain_table(verdict, "start", "end")
+    text = "\n".join(line for table in tables for line in table)
     assert "| best constant answer of each domain" in text and "| domain of test " in text
     assert any(words.startswith("Warning:") for words in describe_numbers(verdict))
 
@@ -153,10 +137,6 @@ def baselines(
     return words, state, " ".join(result.out.split())
 
 
-def report_expert(state: dict[str, Any]) -> str:
-    return read_verdict(state).expert
-
-
 def test_baselines_are_put_to_test(baselines: tuple[list[str], dict[str, Any], str]) -> None:
     words, state, output = baselines
     verdict = read_verdict(state)
@@ -173,7 +153,7 @@ def test_baselines_are_put_to_test(baselines: tuple[list[str], dict[str, Any], s
     assert report.comparisons is not None and str(report.verdict) in output
     compared = [row[0] for row in report.comparisons.rows if "constant" not in str(row[0])]
     labels = {one.label for one in found.values()}
-    assert set(compared) == labels | {f"best initial expert ({report_expert(state)})"}
+    assert set(compared) == labels | {f"best initial expert ({verdict.expert})"}
     models = PairedComparison(RunFolder(Path(settings["folder"]) / settings["name"]))
     assert set(compared) <= set(models.list_baselines())
     for one in found.values():
@@ -206,11 +186,3 @@ def test_the_base_is_the_model_without_experts(
     assert voice["utility"] == next(
         one.test.utility for one in read_verdict(state).alternatives if one.name == "base"
     )
-
-
-def test_an_unknown_baseline_is_refused(
-    baselines: tuple[list[str], dict[str, Any], str],
-) -> None:
-    words = [word for word in baselines[0] if not word.startswith("baselines=")]
-    result = commands.run("swarm.search", *words, "baselines=[soop]", "name=other")
-    assert result.code == 1 and "each base, soup, recipe, experts or routes" in result.err

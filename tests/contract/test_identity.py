@@ -1,10 +1,10 @@
 """What makes a search the one it is: whatever decides an answer is part of its identity."""
 
-import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import searches
+from safetensors.numpy import load_file, save_file
 
 from swarm._util.files import hash_file_cached
 from swarm.engine.base_model import BaseModel
@@ -34,41 +35,33 @@ def unrelated():
 """
 
 
-def scale(base: Path, factor: float) -> None:
+def scale(base: Path, factor: float = 1.5) -> None:
     """Multiply the weights of a model; layout and size stay."""
-    from safetensors.numpy import load_file, save_file
-
     file = base / "model.safetensors"
     weights = load_file(file)
     save_file({key: factor * w for key, w in weights.items()}, file, metadata={"format": "pt"})
 
 
-def tokenizer(base: Path) -> None:
-    """Two tokens change places."""
-    file = base / "tokenizer.json"
-    content = json.loads(file.read_text())
-    words = content["model"]["vocab"]
-    words["a"], words["b"] = words["b"], words["a"]
-    file.write_text(json.dumps(content))
+def replace(name: str, old: str, new: str) -> Callable[[Path], None]:
+    def change(base: Path) -> None:
+        text = (base / name).read_text()
+        assert old in text
+        (base / name).write_text(text.replace(old, new, 1))
+
+    return change
 
 
-def template(base: Path) -> None:
-    file = base / "chat_template.jinja"
-    file.write_text("Hello! " + file.read_text())
-
-
-def generation(base: Path) -> None:
-    file = base / "generation_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "eos_token_id": 7}))
-
-
-def weights(base: Path) -> None:
-    scale(base, 1.5)
-
-
-@pytest.mark.parametrize("change", [weights, tokenizer, template, generation])
+@pytest.mark.parametrize(
+    "change",
+    [
+        scale,
+        replace("tokenizer.json", '"a":', '"another":'),
+        replace("chat_template.jinja", "", "Hello! "),
+        replace("generation_config.json", "{", '{"eos_token_id": 7, "x": 0, '),
+    ],
+)
 def test_the_fingerprint_follows_what_decides_an_answer(
-    change: Any, tiny_llama: Path, tmp_path: Path
+    change: Callable[[Path], None], tiny_llama: Path, tmp_path: Path
 ) -> None:
     base = Path(shutil.copytree(tiny_llama, tmp_path / "base"))
     before = BaseModel(str(base)).fingerprint()
@@ -78,21 +71,16 @@ def test_the_fingerprint_follows_what_decides_an_answer(
     assert BaseModel(str(base)).fingerprint() != before
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder of its own."""
+def test_the_hash_of_a_large_file_is_kept_until_it_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MODEL_SWARMS_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "hashes"
-
-
-def test_the_hash_of_a_large_file_is_kept_until_it_changes(tmp_path: Path, cache: Path) -> None:
-    file = tmp_path / "weights"
+    file, cache = tmp_path / "weights", tmp_path / "cache" / "hashes"
     file.write_bytes(b"0" * (2 << 20))
     first = hash_file_cached(file)
     assert not cache.exists(), "a file that was just written may change within the clock's tick"
     # Its inode's time cannot be set back, so the clock is what moves.
-    moved = pytest.MonkeyPatch()
-    moved.setattr("swarm._util.files.MIN_FILE_AGE_S", -1.0)
+    monkeypatch.setattr("swarm._util.files.MIN_FILE_AGE_S", -1.0)
     assert hash_file_cached(file) == first
     (kept,) = cache.iterdir()
     assert kept.read_text() == first
@@ -102,12 +90,10 @@ def test_the_hash_of_a_large_file_is_kept_until_it_changes(tmp_path: Path, cache
     with file.open("r+b") as stream:
         stream.write(b"1")
     os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
-    assert hash_file_cached(file) not in (first, "f" * 64), (
-        "changed in place, and its time put back"
-    )
+    changed = hash_file_cached(file)
+    assert changed not in (first, "f" * 64), "changed in place, and its time put back"
     kept.write_text("no hash")
     assert len(hash_file_cached(file)) == 64
-    moved.undo()
 
 
 @pytest.fixture
@@ -155,8 +141,6 @@ def test_a_function_counts_with_what_it_uses(
 
 
 def test_functions_of_any_kind_have_a_digest() -> None:
-    from functools import partial
-
     class Called:
         def __call__(self, prompt: str, answer: str, item: Any) -> float:
             return 1.0
@@ -164,20 +148,11 @@ def test_functions_of_any_kind_have_a_digest() -> None:
     def plain(prompt: str, answer: str, item: Any, weight: float = 1.0) -> float:
         return weight
 
-    space: dict[str, Any] = {}
-    exec("def score(p, a, i): return 1", space)
-    first = space["score"]
-    exec("def score(p, a, i): return 2", space)
-    kinds = [
-        Called(),
-        plain,
-        partial(plain, weight=2.0),
-        partial(plain, weight=3.0),
-        lambda p, a, i: 0.0,
-        first,
-        space["score"],
-        len,
-    ]
+    made: list[dict[str, Any]] = [{}, {}]
+    for number, space in enumerate(made):
+        exec(f"def score(p, a, i): return {number}", space)
+    kinds = [Called(), plain, *(partial(plain, weight=weight) for weight in (2.0, 3.0))]
+    kinds += [lambda p, a, i: 0.0, *(space["score"] for space in made), len]
     found = [source_digest(one) for one in kinds]
     assert len(set(found)) == len(found) and found == [source_digest(one) for one in kinds]
 
@@ -188,39 +163,26 @@ def test_other_weights_are_another_search(
     """Neither does a resume go on with them, nor are shared answers theirs."""
     base = Path(shutil.copytree(tiny_llama, tmp_path / "base"))
     more = {"shared": tmp_path / "shared", "test": "false", "optimizer__max_iterations": 1}
-    first = searches.arguments(tmp_path, base, tiny_pool, "first", **more)
-    assert searches.run(first).returncode == 0
-    scale(base, 1.5)
-    again = searches.run(first)
+
+    def utilities(name: str, **keys: Any) -> list[Any]:
+        words = searches.arguments(tmp_path, base, tiny_pool, name, **{**more, **keys})
+        done = searches.run(words)
+        assert done.returncode == 0 and done.stderr == "", done.stderr
+        state = read_state(tmp_path / "search" / name) or {}
+        (kept,) = state["versions"]
+        assert kept["from_iteration"] == 0 and kept["packages"]["torch"] == version("torch")
+        assert set(kept["packages"]) == {"torch", "transformers", "model-swarms"}
+        return [entry["utilities"] for entry in state["rounds"]]
+
+    one = utilities("first")
+    assert utilities("first") == one
+    scale(base)
+    again = searches.run(searches.arguments(tmp_path, base, tiny_pool, "first", **more))
     assert again.returncode == 1 and "base weights" in again.stderr
     assert len(again.stderr.strip().splitlines()) == 1
-    assert (
-        searches.run(searches.arguments(tmp_path, base, tiny_pool, "second", **more)).returncode
-        == 0
-    )
-    alone = searches.arguments(tmp_path, base, tiny_pool, "alone", **{**more, "shared": "null"})
-    assert searches.run(alone).returncode == 0
-    one, two, other = (
-        [entry["utilities"] for entry in state(tmp_path, name)["rounds"]]
-        for name in ("first", "second", "alone")
-    )
-    np.testing.assert_equal(two, other)
+    two = utilities("second")
+    np.testing.assert_equal(two, utilities("alone", shared="null"))
     assert one != two, "the weights make no difference here: the test shows nothing"
-
-
-def state(folder: Path, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = read_state(folder / "search" / name)
-    return found
-
-
-def test_the_versions_are_recorded(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> None:
-    command = searches.arguments(tmp_path, tiny_llama, tiny_pool, optimizer__max_iterations=1)
-    assert searches.run(command).returncode == 0
-    (kept,) = state(tmp_path, "run")["versions"]
-    assert kept["from_iteration"] == 0 and kept["packages"]["torch"] == version("torch")
-    assert set(kept["packages"]) == {"torch", "transformers", "model-swarms"}
-    plain = searches.run(command)
-    assert plain.returncode == 0 and plain.stderr == ""
 
 
 def test_a_resume_under_other_versions_says_so_once(tmp_path: Path) -> None:

@@ -17,9 +17,10 @@ from peft import PeftModel
 
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.errors import NotFinite, UserError
+from swarm.errors import UserError
 from swarm.evaluation.checkpoints import BestCandidate
 from swarm.executors.worker import JobUsage
+from swarm.export.export import Export
 from swarm.loop.evaluator import EvaluatedPositions, mean_by_route
 from swarm.merging.positions import describe_position
 from swarm.models.base import Example, Message, Request
@@ -64,13 +65,10 @@ def test_templates_are_routes_and_contents_are_not() -> None:
     words = "apple bread cedar drum eagle flute grape house island jelly kite lemon".split()
     draw = np.random.default_rng(0)
     assert fit_router([" ".join(draw.choice(words, 6)) for _ in range(60)]) is None
-
-
-def test_a_prompt_without_a_known_word_has_a_route() -> None:
-    numbers = [f"{i} + {i * 3} =" for i in range(12)]
-    found = fit_router([*prompts(), *numbers])
-    assert found and len(found.names) == 3 and "other" in found.names
-    assert found.names[found.assign(["7 - 2 =", ""])[0]] == "other"
+    assert fit_router(prompts(), 1) is None
+    more = fit_router([*prompts(), *(f"{i} + {i * 3} =" for i in range(12))])
+    assert more and len(more.names) == 3, "a prompt without a known word has a route"
+    assert more.names[more.assign(["7 - 2 =", ""])[0]] == "other"
 
 
 def test_a_router_is_read_as_written_and_nothing_else_is() -> None:
@@ -90,16 +88,18 @@ def test_a_router_is_read_as_written_and_nothing_else_is() -> None:
             read_router(wrong)
 
 
-@pytest.mark.parametrize("value", [0, 17, True, "two"])
-def test_wrong_numbers_of_routes_are_refused(value: Any) -> None:
-    with pytest.raises(UserError, match=r"pool.routes=.*at least 1, at most 16"):
-        Pool("pool", routes=value)
-
-
-def test_a_number_that_the_prompts_do_not_have_is_refused() -> None:
+def test_wrong_numbers_of_routes_are_refused(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    for value in (0, 17, True, "two"):
+        with pytest.raises(UserError, match=r"pool.routes=.*at least 1, at most 16"):
+            Pool("pool", routes=value)
+    with pytest.raises(UserError, match=r"pool.routes=4: a search fits the router"):
+        Pool(tiny_pool, routes=4).open()
     with pytest.raises(UserError, match=r"pool.routes=9: .*24 dev prompts"):
         fit_router(prompts(), 9)
-    assert fit_router(prompts(), 1) is None
+    done = commands.run("swarm.search", *command(tmp_path, tiny_llama, tiny_pool, pool__routes=9))
+    assert done.code == 1 and "pool.routes=9" in done.err and not (tmp_path / "search").exists()
 
 
 @pytest.fixture
@@ -171,21 +171,6 @@ def test_routes_share_batches_where_caches_cannot_be_copied(
 
 
 # Coefficients, or activations, beyond float32.
-@pytest.mark.parametrize(
-    ("plan", "value", "choices"),
-    [("merged", 1e39, ()), ("stacked", 1e39, (" yes", " no, not")), ("stacked", 1e38, ())],
-)
-def test_a_position_that_is_not_finite_is_named(
-    tiny_llama: Path, pool: Pool, plan: str, value: float, choices: tuple[str, ...]
-) -> None:
-    position, _ = routed_position(pool)
-    broken = position.copy()
-    broken[-1] = value
-    engine = open_engine(tiny_llama, pool, plan)
-    requests = [Request(text, 0 if choices else 2, choices) for text in prompts(4)]
-    with pytest.raises(NotFinite) as caught:
-        engine.generate(np.array([position, broken]), [requests, requests])
-    assert caught.value.position == 1
 
 
 @pytest.mark.parametrize("space", ["delta", "factor"])
@@ -250,7 +235,7 @@ def test_the_swarm_composes_what_is_best_on_each_route() -> None:
 
 @pytest.mark.parametrize("items", [24, 240])
 def test_routes_with_the_same_best_start_are_one_kind(items: int) -> None:
-    """To the last iteration, whatever utilities, slopes and random weights are; resumed as well."""
+    """Composed of the best on each, to the last iteration, whatever comes; resumed as well."""
 
     def advance(swarm: MemeticSwarm, iteration: int) -> None:
         course = swarm.descend(items)
@@ -277,6 +262,7 @@ def test_routes_with_the_same_best_start_are_one_kind(items: int) -> None:
 
     swarm = create()
     swarm.ask()
+    assert swarm.composed == 4 and swarm.evaluate.tolist() == [True] * 4 + [False]
     swarm.tell_routes(np.array([[0.9, 0, 0.9], [0, 0.9, 0], [0] * 3, [0] * 3, [np.nan] * 3]))
     swarm.tell(np.array([0.6, 0.3, 0, 0, np.nan]))
     for iteration in range(1, 9):
@@ -383,25 +369,28 @@ def test_a_search_from_the_first_prompt_to_an_exported_adapter(
     shown = str(configuration_blocks(PairedComparison(run)))
     kinds = f"2 kinds of prompts with separate coefficients: {', '.join(routes['names'])}."
     assert f"At most {kinds}" in shown
-    assert_saved_result_answers_alike(folder, composed, tiny_llama)
-    assert_every_export_works(folder, composed, tiny_llama, tmp_path)
+    saved_answers_are_the_searchs(run, composed, tiny_llama)
+    exports_work(folder, composed, tiny_llama, tmp_path)
+    for keys in ({"pool__space": "factor"}, {"optimizer__soups": 0}):
+        name = next(iter(keys))
+        more = {"test": "false", "optimizer__max_iterations": 1, **keys}
+        words = command(tmp_path, tiny_llama, tiny_pool, name, **more)
+        assert commands.run("swarm.search", *words).code == 0
+        assert RunFolder(tmp_path / "search" / name).config["pool"]["routes"] == 1
 
 
-def assert_saved_result_answers_alike(folder: Path, particle: int, base: Path) -> None:
-    """The saved adapters, as a local model and as a candidate, answer as the search recorded."""
-    run, saved = RunFolder(folder), folder / f"particle_{particle}" / "personal_best"
-    index = run.find_best(particle)
-    rows = run.load_answers(index)
-    task = ExactMatch(
-        **{key: run.config["task"][key] for key in ("name", "file", "parser", "max_new_tokens")}
-    )
+def saved_answers_are_the_searchs(run: RunFolder, particle: int, base: Path) -> None:
+    """As a local model and as a candidate."""
+    saved = run.path / f"particle_{particle}" / "personal_best"
+    keys = ("name", "file", "parser", "max_new_tokens")
+    task = ExactMatch(**{key: run.config["task"][key] for key in keys})
     items = task.items("dev")
     model = LocalModels(base=str(base)).get_model(str(saved))
     assert isinstance(model, RoutedModel)
-    requests = [task.build_request(item) for item in items]
-    assert [one.text for one in model.generate(requests)] == [row["text"] for row in rows]
+    given = [one.text for one in model.generate([task.build_request(item) for item in items])]
+    assert given == [row["text"] for row in run.load_answers(run.find_best(particle))]
     assert model.fingerprint() != LocalModels(base=str(base)).get_model("base").fingerprint()
-    best = BestCandidate(str(folder))
+    best = BestCandidate(str(run.path))
     best.check(task)
     best.open("cpu")
     (scores,) = best.score_items(task, items, JobUsage())
@@ -409,78 +398,37 @@ def assert_saved_result_answers_alike(folder: Path, particle: int, base: Path) -
     assert [score.text for score in scores] == expected
 
 
-def assert_every_export_works(folder: Path, particle: int, base: Path, home: Path) -> None:
-    from swarm.export.export import Export
-
-    Export(str(folder), str(home / "all"), particle=particle, base=str(base)).write()
+def exports_work(folder: Path, particle: int, base: Path, home: Path) -> None:
+    """Of all routes, whose card chooses the adapter of a prompt without this package; of one."""
+    how: dict[str, Any] = {"particle": particle, "base": str(base)}
+    Export(str(folder), str(home / "all"), **how).write()
     routed = read_routed_adapter(home / "all")
     assert routed
-    card = (home / "all" / "README.md").read_text()
+    router, card = routed[0], (home / "all" / "README.md").read_text()
     assert "Each kind of prompt" in card and ROUTER_FILE in card
-    assert_snippet_loads_the_adapter_of_a_prompt(home / "all", card, routed[0])
+    code = card.partition("```python\n")[2].partition("```")[0]
+    assert "import swarm" not in code and "from swarm" not in code
+    for text in prompts(2):
+        space: dict[str, Any] = {}
+        with contextlib.chdir(home):
+            exec(code.replace('prompt = "..."', f"prompt = {text!r}"), space)
+        adapter = home / "all" / router.names[router.assign([text])[0]]
+        saved = PeftModel.from_pretrained(tiny.load(Path(space["base"].name_or_path)), adapter)
+        assert torch.equal(tiny.logits(space["model"]), tiny.logits(saved))
+    texts = [*prompts(9), "7 - 2 =", "Sort how far, Rome"]
+    chosen = [space["choose_adapter"](text) for text in texts]
+    assert chosen == [router.names[route] for route in router.assign(texts)]
     hub = Export(str(folder), str(home / "all"), particle=particle, push_to_hub="user/name")
     code = hub.render_card().partition("```python\n")[2].partition("```")[0]
     assert 'folder = snapshot_download("user/name")' in code and compile(code, "card", "exec")
-    name = routed[0].names[1]
-    Export(str(folder), str(home / "one"), particle=particle, base=str(base), route=name).write()
+    name = router.names[1]
+    Export(str(folder), str(home / "one"), **how, route=name).write()
     assert read_adapter(home / "one").shapes == read_adapter(routed[1][1]).shapes
     with pytest.raises(UserError, match=r"format=merged: .*route=NAME"):
         Export(str(folder), str(home / "x"), "merged", particle=particle)
     with pytest.raises(UserError, match=r"route=nothing: .* has these routes"):
         Export(str(folder), str(home / "x"), particle=particle, route="nothing")
-    Export(str(folder), str(home / "y"), "merged", particle, base=str(base), route=name).write()
-
-
-def assert_snippet_loads_the_adapter_of_a_prompt(
-    folder: Path, card: str, router: PromptRouter
-) -> None:
-    """The card's code, in a folder where the export is, without this package."""
-    code = card.partition("```python\n")[2].partition("```")[0]
-    assert "import swarm" not in code and "from swarm" not in code
-    texts = [*prompts(9), "7 - 2 =", "Sort how far, Rome"]
-    for text in texts[:2]:
-        space: dict[str, Any] = {}
-        with contextlib.chdir(folder.parent):
-            exec(code.replace('prompt = "..."', f"prompt = {text!r}"), space)
-        name = router.names[router.assign([text])[0]]
-        saved = PeftModel.from_pretrained(
-            tiny.load(Path(space["base"].name_or_path)), folder / name
-        )
-        assert torch.equal(tiny.logits(space["model"]), tiny.logits(saved))
-    chosen = [space["choose_adapter"](text) for text in texts]
-    assert chosen == [router.names[route] for route in router.assign(texts)]
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"pool__routes": 9}, "pool.routes=9"),
-    ],
-)
-def test_a_search_refuses_routes_that_it_cannot_have(
-    tiny_llama: Path, tiny_pool: Path, tmp_path: Path, keys: dict[str, Any], message: str
-) -> None:
-    done = commands.run("swarm.search", *command(tmp_path, tiny_llama, tiny_pool, **keys))
-    assert done.code == 1 and message in done.err
-    assert not (tmp_path / "search").exists()
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"pool__space": "factor"},
-        {"optimizer__soups": 0},
-    ],
-)
-def test_these_searches_have_one_route(
-    tiny_llama: Path, tiny_pool: Path, tmp_path: Path, keys: dict[str, Any]
-) -> None:
-    words = command(
-        tmp_path, tiny_llama, tiny_pool, test="false", optimizer__max_iterations=1, **keys
-    )
-    done = commands.run("swarm.search", *words)
-    assert done.code == 0, done.err
-    assert RunFolder(tmp_path / "search" / "run").config["pool"]["routes"] == 1
+    Export(str(folder), str(home / "y"), "merged", **how, route=name).write()
 
 
 def test_a_route_without_dev_items_is_left_out() -> None:
@@ -493,8 +441,3 @@ def test_a_route_without_dev_items_is_left_out() -> None:
     known = EvaluatedPositions(RunRecord(Path("nothing")), routes, 4)
     known.add_iteration(0, [[1.0, 2.0, 3.0, 4.0]], [0.5])
     assert [1.0, 9.0, 3.0, 9.0] in known and [1.0, 2.0, 9.0, 4.0] not in known
-
-
-def test_a_number_of_routes_needs_a_search(tiny_pool: Path) -> None:
-    with pytest.raises(UserError, match=r"pool.routes=4: a search fits the router"):
-        Pool(tiny_pool, routes=4).open()

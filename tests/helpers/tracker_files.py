@@ -78,17 +78,6 @@ class Offline:
             elif kind == "exit":
                 self.code = record.exit.exit_code
 
-    def file(self, name: str) -> Path:
-        """What the last row that has it keeps in a file."""
-        key = f"{name}.path"
-        path: Path = self.files / next(row[key] for row in reversed(self.history) if key in row)
-        return path
-
-    def table(self, name: str) -> dict[str, Any]:
-        """A table of the last row that has it: "columns" and "data"."""
-        found: dict[str, Any] = json.loads(self.file(name).read_text())
-        return found
-
 
 def _values(items: Any) -> dict[str, Any]:
     return {i.key or ".".join(i.nested_key): json.loads(i.value_json) for i in items}

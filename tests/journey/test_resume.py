@@ -13,10 +13,6 @@ import searches
 from swarm.runs.folder import RunRecord, read_state
 
 
-def state(folder: Path) -> dict[str, object]:
-    return read_state(folder) or {}
-
-
 @pytest.mark.parametrize(
     ("arguments", "few"), [(searches.arguments, False), (searches.mutating, True)]
 )
@@ -53,26 +49,17 @@ def test_a_kill_between_the_answers_and_the_bests_is_mended(
     (folder / ".run.json.99.tmp").write_text("{")
     assert searches.run(command).returncode == 0
     assert searches.tree(folder) == whole
-
-
-def test_a_draft_of_the_first_round_goes_too(tmp_path: Path) -> None:
-    for _ in range(2):
-        RunRecord(tmp_path / "run").open_or_resume({"task": "x"}, ["amber"])
-        (tmp_path / "run" / ".run.json.99.tmp").write_text("{")
-    RunRecord(tmp_path / "run").open_or_resume({"task": "x"}, ["amber"])
-    left = sorted(path.name for path in (tmp_path / "run").iterdir())
+    for _ in range(2):  # a draft of the first round goes too
+        RunRecord(tmp_path / "new").open_or_resume({"task": "x"}, ["amber"])
+        (tmp_path / "new" / ".run.json.99.tmp").write_text("{")
+    RunRecord(tmp_path / "new").open_or_resume({"task": "x"}, ["amber"])
+    left = sorted(path.name for path in (tmp_path / "new").iterdir())
     assert left == ["rounds.jsonl", "run.json"]
 
 
 def test_ctrl_c_says_how_to_go_on(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> None:
-    command = searches.arguments(
-        tmp_path,
-        tiny_llama,
-        tiny_pool,
-        "run",
-        optimizer__max_iterations=500,
-        optimizer__patience=500,
-    )
+    long = {"optimizer__max_iterations": 500, "optimizer__patience": 500}
+    command = searches.arguments(tmp_path, tiny_llama, tiny_pool, "run", **long)
     process = searches.start(command)
     folder = tmp_path / "search" / "run"
     deadline = time.monotonic() + 60
@@ -82,7 +69,7 @@ def test_ctrl_c_says_how_to_go_on(tmp_path: Path, tiny_llama: Path, tiny_pool: P
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "name=" in err and "resumes" in err and "Traceback" not in err + out
-    assert len(state(folder)["rounds"]) >= 1  # type: ignore[arg-type]
+    assert len((read_state(folder) or {})["rounds"]) >= 1
 
 
 def test_a_full_disk_is_one_line_and_loses_nothing(

@@ -56,12 +56,8 @@ def test_a_killed_process_holds_nothing_and_its_note_is_none(tmp_path: Path) -> 
         "import sys, time; from pathlib import Path; from swarm.runs.lock import RunLock\n"
         "RunLock(Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
     )
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)],
-        cwd=searches.ROOT,
-        env=searches.environment(),
-        stdout=subprocess.PIPE,
-    )
+    words, env = [sys.executable, "-c", code, str(tmp_path)], searches.environment()
+    process = subprocess.Popen(words, cwd=searches.ROOT, env=env, stdout=subprocess.PIPE)
     assert process.stdout and process.stdout.readline() == b"held\n"
     assert (running_info(tmp_path) or {})["pid"] == process.pid
     process.kill()
@@ -81,19 +77,12 @@ def test_who_only_looks_keeps_no_search_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Looks are shared among themselves, and a search waits for them."""
-    looker = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import sys, time; from pathlib import Path\n"
-            "from swarm.runs.lock import running_info\nprint('looks', flush=True)\n"
-            "while sys.stdin: underway(Path(sys.argv[1]))",
-            str(tmp_path),
-        ],
-        cwd=searches.ROOT,
-        env=searches.environment(),
-        stdout=subprocess.PIPE,
+    code = (
+        "import sys; from pathlib import Path; from swarm.runs.lock import running_info\n"
+        "print('looks', flush=True)\nwhile True: running_info(Path(sys.argv[1]))"
     )
+    words, env = [sys.executable, "-c", code, str(tmp_path)], searches.environment()
+    looker = subprocess.Popen(words, cwd=searches.ROOT, env=env, stdout=subprocess.PIPE)
     assert looker.stdout and looker.stdout.readline() == b"looks\n"
     monkeypatch.setattr("swarm.runs.lock.LOCK_TIMEOUT_S", 60)
     stop = time.monotonic() + 1.0
@@ -129,22 +118,9 @@ def test_a_search_is_seen_from_outside_kept_alone_ended_and_started_again(long: 
     assert second.returncode == 1 and second.stderr.count("\n") == 1
     assert f"process {note['pid']}" in second.stderr and "name=" in second.stderr
     assert note["max_iterations"] == 2000 and note["activity"].startswith("iteration")
-    assert set(note) == {
-        "pid",
-        "host",
-        "started",
-        "updated",
-        "activity",
-        "iteration",
-        "max_iterations",
-        "done",
-        "total",
-        "prompts_per_second",
-        "seconds_left",
-        "share",
-        "budget_share",
-        "best",
-    }
+    keys = "pid host started updated activity iteration max_iterations done total best"
+    keys += " prompts_per_second seconds_left share budget_share"
+    assert set(note) == set(keys.split())
     assert running_info(folder) is None and not (folder / STATUS_FILE).exists()
     rounds = (read_state(folder) or {})["rounds"]
     assert len(rounds) > note["iteration"]

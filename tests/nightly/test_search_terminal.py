@@ -1,6 +1,5 @@
 """What every command says of itself, and how it ends."""
 
-import io
 import os
 import re
 import shlex
@@ -20,7 +19,7 @@ from omegaconf import OmegaConf
 
 from swarm import __version__
 from swarm.__main__ import list_commands
-from swarm._util.cli import normalize_gpu_list, one_line_errors
+from swarm._util.cli import normalize_gpu_list
 from swarm._util.config_help import MAIN_KEYS
 from swarm._util.files import conf_folder
 from swarm.consortium.cli import COMMANDS, consortium
@@ -30,20 +29,14 @@ COMPOSED = ("search", "evaluate", "finetune")
 WRITTEN = ("study", "export")
 """Entries whose help is a text of their module and a yaml."""
 
-"""Entries whose options argparse reads, and where `parser` is."""
 
-
-def swarm(*words: str, python: str | None = None) -> "subprocess.CompletedProcess[str]":
+def swarm(*words: str, **how: Any) -> "subprocess.CompletedProcess[str]":
     """Run `python -m WORDS` to its end."""
-    return subprocess.run(
-        [python or sys.executable, "-m", *words],
-        cwd=searches.ROOT,
-        env=searches.environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    environment = {**searches.environment(), **how.pop("env", {})}
+    given = {"cwd": searches.ROOT, "stdin": subprocess.DEVNULL, "stderr": subprocess.PIPE, **how}
+    given.setdefault("stdout", subprocess.PIPE)
+    command = [sys.executable, "-m", *words]
+    return subprocess.run(command, env=environment, text=True, timeout=300, **given)
 
 
 def test_the_list_names_every_module_that_runs() -> None:
@@ -69,34 +62,20 @@ def test_the_list_has_flags_and_runs_a_command() -> None:
     assert report.returncode == 1 and "search/none contains no search" in report.stderr
 
 
-def test_every_command_without_an_output_ends_with_one_line(tmp_path: Path) -> None:
-    shell = "exec $0 -m $1 --help > /dev/full"
+def test_every_command_without_an_output_ends_with_one_line() -> None:
     words = "cannot write the output: No space left on device"
-    environment = searches.environment()
-    environment.pop("PYTHONUNBUFFERED", None)  # argparse ignores errors of an unbuffered output
     for name in ("swarm", *(f"swarm.{one.name}" for one in list_commands())):
-        done = subprocess.run(
-            ["bash", "-c", shell, sys.executable, name],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        with Path("/dev/full").open("w") as full:
+            # argparse ignores errors of an unbuffered output
+            done = swarm(name, "--help", stdout=full, env={"PYTHONUNBUFFERED": ""})
         assert done.returncode == 1 and done.stderr.count("\n") == 1, (name, done.stderr)
         assert done.stderr.startswith("error: ") and words in done.stderr, name
 
 
 def test_an_ascii_locale_is_no_failure(tmp_path: Path) -> None:
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(
-        [sys.executable, "-m", "swarm.cache", "info", "--file", "größer"],
-        cwd=tmp_path,
-        env={**searches.environment(), **ascii_only, "PYTHONCOERCECLOCALE": "0"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    env = {**ascii_only, "PYTHONCOERCECLOCALE": "0"}
+    done = swarm("swarm.cache", "info", "--file", "größer", cwd=tmp_path, env=env)
     assert done.returncode == 0 and done.stderr == "" and done.stdout.isascii()
     assert done.stdout.startswith("gr") and "er: no responses" in done.stdout
 
@@ -106,8 +85,6 @@ def test_an_ascii_locale_is_no_failure(tmp_path: Path) -> None:
     [
         "swarm.search model.path=MODEL model=local pool.folder=POOL dry_run=true",
         "swarm.search --help",
-        "swarm.study --help",
-        "swarm.pool check initial_experts",
         "swarm.pool check initial_experts --json",
         "swarm",
     ],
@@ -119,25 +96,10 @@ def test_a_reader_that_has_closed_the_output_ends_a_command_quietly(
     read, write = os.pipe()
     os.close(read)
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", *line.split()],
-            cwd=searches.ROOT,
-            env=searches.environment(),
-            stdout=write,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=300,
-        )
+        done = swarm(*line.split(), stdout=write)
     finally:
         os.close(write)
     assert done.stderr == "" and done.returncode in (0, 1)
-
-
-@pytest.mark.parametrize("output", [sys.stdout, io.StringIO(), None])
-def test_another_broken_pipe_is_an_error(output: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", output)
-    with pytest.raises(BrokenPipeError, match="of a worker"), one_line_errors():
-        raise BrokenPipeError("of a worker")
 
 
 @pytest.mark.parametrize("name", COMPOSED)
@@ -178,13 +140,10 @@ def test_commands_of_click_have_examples_that_they_understand(name: str | None) 
     ("words", "code", "said"),
     [
         ("search --nonsense", 2, "--nonsense: no such flag"),
-        ("search --multrun", 2, "did you mean --multirun?"),
         ("search optimizer=3", 2, "as in optimizer=pso"),
-        ("search task=null", 2, "give a group the name of an option"),
         ("search task=nlgraph_mini job=3", 2, "job.particles=5"),
         ("study nothing", 1, "no such study; allowed: ablation"),
         ("study compare seeds=0", 1, "seeds=0: must be an integer, at least 1"),
-        ("judge flask shwo", 2, "shwo"),
         ("report {broken}", 1, "has a rounds.jsonl that is not the record of a search"),
         ("report {odd}", 1, "rounds.jsonl is damaged"),
         ("evaluate task=nlgraph_mini out={odd}/rounds.jsonl", 1, "must be a folder"),

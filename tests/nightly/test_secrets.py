@@ -3,8 +3,6 @@
 import json
 import os
 import stat
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +29,7 @@ from swarm.loop.identity import identity_settings
 from swarm.models.base import Request
 from swarm.models.cache import Cache
 from swarm.models.openai import OpenAI
+from swarm.report.page import write_report
 from swarm.runs.folder import RunFolder, load_command
 from swarm.ui.launcher import SearchLauncher
 
@@ -102,13 +101,7 @@ def test_a_judged_search_leaves_no_secret_and_goes_on_with_another(
         assert again.returncode == 0, again.stderr
         assert "resumes" in again.stdout, again.stdout
         assert server.asked[-1].body["api_key"] == ROTATED + "2" and len(server.asked) > asked
-    subprocess.run(
-        [sys.executable, "-m", "swarm.report", str(run)],
-        cwd=searches.ROOT,
-        check=True,
-        capture_output=True,
-        env=searches.environment(),
-    )
+    write_report(run)
     Export(str(run), str(tmp_path / "exported")).write()
     assert "task.scorer.model.base_url=" in (tmp_path / "exported" / "README.md").read_text()
     for name in ("report.html", "config.json", "command.json", "rounds.jsonl", "run.json"):
@@ -187,27 +180,14 @@ def test_an_identity_has_no_secret_and_changes_with_other_variables(
     assert "mmlu" not in one["task.name"]
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "api_key",
-        "OPENAI_API_KEY",
-        "x-api-key",
-        "apiKey",
-        "hf_token",
-        "password",
-        "Authorization",
-        "client_secret",
-        "task.scorer.model.body.key",
-    ],
-)
-def test_names_of_secrets(name: str) -> None:
-    assert clean({name: "v"}) == {name: HIDDEN}
-    assert clean({"api_key_env": "MY_KEY", "tokens_field": "max_tokens", "max_tokens": 3}) == {
-        "api_key_env": "MY_KEY",
-        "tokens_field": "max_tokens",
-        "max_tokens": 3,
-    }
+SECRETS = "api_key OPENAI_API_KEY x-api-key apiKey hf_token password Authorization client_secret"
+
+
+def test_names_of_secrets() -> None:
+    for name in (*SECRETS.split(), "task.scorer.model.body.key"):
+        assert clean({name: "v"}) == {name: HIDDEN}
+    plain = {"api_key_env": "MY_KEY", "tokens_field": "max_tokens", "max_tokens": 3}
+    assert clean(plain) == plain
 
 
 def test_a_known_secret_is_found_in_any_text() -> None:
@@ -218,17 +198,14 @@ def test_a_known_secret_is_found_in_any_text() -> None:
     assert clean([f"key {shaped}."]) == [f"key {HIDDEN}."]
 
 
-@pytest.mark.parametrize(
-    "word",
-    [
+def test_words_of_a_command_are_cleaned() -> None:
+    for word in (
         "task.scorer.model.body={api_key: v4lue}",
         "+task.scorer.model.body.api_key=v4lue",
         "b={a: 1, 'token': 'v4lue x', c: 2}",
         '+b={"X-Api-Key": "v4lue"}',
-    ],
-)
-def test_words_of_a_command_are_cleaned(word: str) -> None:
-    assert "v4lue" not in clean_words([word])[0] and HIDDEN in clean_words([word])[0]
+    ):
+        assert "v4lue" not in clean_words([word])[0] and HIDDEN in clean_words([word])[0]
     kept = ["task.scorer.model.api_key_env=MY_KEY", "body.api_key=${oc.env:MY_KEY}", "name=x"]
     assert clean_words(kept) == kept
 
@@ -250,7 +227,6 @@ def test_a_file_is_no_more_open_than_its_folder(tmp_path: Path) -> None:
 
 
 def test_a_key_in_the_body_is_no_part_of_an_answers_key() -> None:
-    one, two = (
-        OpenAI("m", "http://x", body={"api_key": key}).prepare(Request("q")) for key in ("1", "2")
-    )
+    models = [OpenAI("m", "http://x", body={"api_key": key}) for key in ("1", "2")]
+    one, two = (model.prepare(Request("q")) for model in models)
     assert one.key == two.key and one.body and one.body["api_key"] == "1"

@@ -27,6 +27,7 @@ from swarm.trackers import MultiTracker, SearchTracker, Tracker, WandB
 from swarm.trackers.wandb import artifact_names
 
 KEY = "sk-secret-0123456789"
+OFFLINE = {"tracker": "wandb", "tracker__mode": "offline"}
 
 
 @pytest.fixture(scope="module")
@@ -45,15 +46,8 @@ def folder(tmp_path_factory: Any) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPENAI_API_KEY", KEY)
         config = json.loads((made / "config.json").read_text())
-        tell(
-            made,
-            WandB("offline", group="mine"),
-            config
-            | {
-                "pool": {"folder": str(place / "pool")},
-                "url": "http://me:password@host/v1",
-            },
-        )
+        config |= {"pool": {"folder": str(place / "pool")}, "url": "http://me:password@host/v1"}
+        tell(made, WandB("offline", group="mine"), config)
         yield made
 
 
@@ -131,11 +125,6 @@ def test_the_best_is_an_artifact_that_names_its_experts(
     assert facts["experts"]["counting"]["folder"] is None
 
 
-def test_a_particle_is_no_column_of_the_table_of_runs(shown: tracker_files.Offline) -> None:
-    (rule,) = shown.metrics
-    assert rule.glob_name == "particle/*" and rule.summary.none
-
-
 def test_what_cannot_be_linked_is_a_warning(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -159,6 +148,8 @@ def test_nothing_is_written_that_was_not_told(folder: Path, shown: tracker_files
     assert KEY.encode() not in theirs and b"password" not in theirs
     assert not list(shown.files.iterdir())
     assert not shown.run.host and not shown.run.git.remote_url
+    (rule,) = shown.metrics
+    assert rule.glob_name == "particle/*" and rule.summary.none, "no column of the table of runs"
 
 
 def test_another_start_writes_the_whole_run_again(folder: Path, tmp_path: Path) -> None:
@@ -176,15 +167,8 @@ def test_another_start_writes_the_whole_run_again(folder: Path, tmp_path: Path) 
 def test_an_interrupted_and_a_killed_search_go_on_as_one_run(
     tmp_path: Path, tiny_llama: Path, tiny_pool: Path
 ) -> None:
-    command = searches.arguments(
-        tmp_path,
-        tiny_llama,
-        tiny_pool,
-        optimizer__max_iterations=200,
-        optimizer__patience=200,
-        tracker="wandb",
-        tracker__mode="offline",
-    )
+    more = {"optimizer__max_iterations": 200, "optimizer__patience": 200, **OFFLINE}
+    command = searches.arguments(tmp_path, tiny_llama, tiny_pool, **more)
     folder = tmp_path / "search" / "run"
     ids = set()
     for signal_, code in ((signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)):
@@ -213,17 +197,8 @@ def _rounds(folder: Path) -> int:
 def test_searches_of_a_sweep_are_one_group(
     tmp_path: Path, tiny_llama: Path, tiny_pool: Path
 ) -> None:
-    words = searches.arguments(
-        tmp_path,
-        tiny_llama,
-        tiny_pool,
-        optimizer__max_iterations=1,
-        ensemble=0,
-        test="false",
-        noise_floor="false",
-        tracker="wandb",
-        tracker__mode="offline",
-    )
+    more = {"optimizer__max_iterations": 1, "ensemble": 0, "test": "false", **OFFLINE}
+    words = searches.arguments(tmp_path, tiny_llama, tiny_pool, noise_floor="false", **more)
     result = searches.run(["-m", "seed=1,2", *words])
     assert result.returncode == 0, result.stderr
     runs = [tracker_files.Offline(tmp_path / "search" / f"run_{number}") for number in (0, 1)]

@@ -163,20 +163,13 @@ def test_the_end_says_what_the_budget_counts(
     ]
 
 
-def test_a_position_reads_as_a_sentence() -> None:
-    names = ["cot", "lima", "sharegpt", "oasst"]
-    assert (
-        describe_position(names, [0.41, 0.33, -0.08, 0.001])
-        == "0.41 cot + 0.33 lima - 0.08 sharegpt"
-    )
-    assert describe_position(names, [-1.2, 0.0, 0.2, 0.0]) == "- 1.20 cot + 0.20 sharegpt"
-
-
 def verdict_on(position: list[float], label: str | None = None) -> Verdict:
     return Verdict(Compared("found", "best found", position=position), "cot", [], found_label=label)
 
 
 def test_the_best_of_many_kinds_of_prompts_takes_a_few_lines() -> None:
+    words = describe_position(["cot", "lima", "sharegpt", "oasst"], [0.41, 0.33, -0.08, 0.001])
+    assert words == "0.41 cot + 0.33 lima - 0.08 sharegpt"
     names, routes = ["cot", "lima"], [f"kind{number}" for number in range(16)]
     groups = [f"{route} / {part}" for route in routes for part in ("mlp", "attention")]
     position = np.repeat([[number / 10, 1.0] for number in range(16)], 2, axis=0).ravel().tolist()

@@ -5,7 +5,7 @@ import re
 import runpy
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import swarm
 from swarm._util import cli
@@ -14,15 +14,8 @@ from swarm._util.terminal import align_columns, suggest
 from swarm.errors import UserError
 
 
-@dataclass(frozen=True, slots=True)
-class CommandInfo:
-    """An entry of the package, parsed from the first line of its module's docstring.
-
-    Attributes:
-        name: Name as in `python -m swarm.NAME`.
-        about: Its description.
-        example: An example command line.
-    """
+class CommandInfo(NamedTuple):
+    """A command's name, description and example, from its module's docstring."""
 
     name: str
     about: str
@@ -34,30 +27,13 @@ def list_commands() -> list[CommandInfo]:
     files = {path.stem: path for path in PACKAGE_FOLDER.glob("*.py") if path.stem != "__main__"}
     files |= {path.parent.name: path for path in PACKAGE_FOLDER.glob("*/__main__.py")}
     found = []
-    for name in sorted(files):
-        text = files[name].read_text(encoding="utf-8")
+    for name, path in sorted(files.items()):
+        text = path.read_text(encoding="utf-8")
         if re.search(r'^if __name__ == "__main__":', text, re.MULTILINE):
             first = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
             about, _, example = first.removesuffix(".").partition(": python ")
             found.append(CommandInfo(name, about, f"python {example}"))
     return found
-
-
-def format_command_list() -> str:
-    """Return the output of `python -m swarm`."""
-    every = list_commands()
-    lines = align_columns(
-        [row for one in every for row in ((f"  {one.name}", one.about), ("", one.example))]
-    )
-    return "\n".join(
-        [
-            f"model-swarms {swarm.__version__}: search, combine and compare language models",
-            "",
-            *lines,
-            "",
-            "python -m swarm NAME is the same as python -m swarm.NAME; --help has examples.",
-        ]
-    )
 
 
 def run_command(words: Sequence[str]) -> None:
@@ -66,18 +42,23 @@ def run_command(words: Sequence[str]) -> None:
     Raises:
         UserError: Unknown command.
     """
-    first = words[0] if words else "--help"
+    first, commands = words[0] if words else "--help", list_commands()
+    names = [one.name for one in commands]
     if first in ("-h", "--help"):
-        print(format_command_list())
+        rows = [
+            row for name, *about in commands for row in zip((f"  {name}", ""), about, strict=True)
+        ]
+        print(f"model-swarms {swarm.__version__}: search, combine and compare language models\n")
+        print("\n".join(align_columns(rows)))
+        print("\npython -m swarm NAME is the same as python -m swarm.NAME; --help has examples.")
     elif first in ("-V", "--version"):
         print(f"model-swarms {swarm.__version__}")
-    else:
-        names = [one.name for one in list_commands()]
-        if first not in names:
-            meant = suggest(first, names)
-            raise UserError(f"{first}: no such command; {meant}allowed: {', '.join(names)}", 2)
+    elif first in names:
         sys.argv = [f"swarm.{first}", *words[1:]]
         runpy.run_module(f"swarm.{first}", run_name="__main__", alter_sys=True)
+    else:
+        meant = suggest(first, names)
+        raise UserError(f"{first}: no such command; {meant}allowed: {', '.join(names)}", 2)
 
 
 def main() -> None:

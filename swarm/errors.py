@@ -1,5 +1,6 @@
 """Exceptions that are shown to users."""
 
+import contextlib
 import json
 from importlib import import_module
 from pathlib import Path
@@ -54,27 +55,22 @@ def install_command(extra: str) -> str:
     if (CHECKOUT / "pyproject.toml").is_file():
         folder = "." if Path.cwd() == CHECKOUT else CHECKOUT
         return f'pip install -e "{folder}[{extra}]"'
-    source = _read_install_source()
-    url = str(source.get("url", ""))
-    if "vcs_info" in source:
-        vcs = source["vcs_info"]
-        return f'pip install "model-swarms[{extra}] @ {vcs["vcs"]}+{url}@{vcs["commit_id"]}"'
-    if url.startswith("file:"):
-        return f'pip install "{unquote(urlsplit(url).path)}[{extra}]"'
-    if url:
-        return f'pip install "model-swarms[{extra}] @ {url}"'
-    return f'pip install "model_swarms-{__version__}-py3-none-any.whl[{extra}]"'
-
-
-def _read_install_source() -> dict[str, Any]:
-    """Return pip's record of the source, without keys if there is none."""
     from importlib import metadata
 
-    try:
-        found = json.loads(metadata.distribution("model-swarms").read_text("direct_url.json") or "")
-    except (metadata.PackageNotFoundError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+    source: dict[str, Any] = {}
+    with contextlib.suppress(metadata.PackageNotFoundError, ValueError):
+        text = metadata.distribution("model-swarms").read_text("direct_url.json")
+        source = dict(json.loads(text or "{}"))
+    url = str(source.get("url", ""))
+    place = f"model-swarms[{extra}] @ {url}"
+    if "vcs_info" in source:
+        vcs = source["vcs_info"]
+        place = f"model-swarms[{extra}] @ {vcs['vcs']}+{url}@{vcs['commit_id']}"
+    elif url.startswith("file:"):
+        place = f"{unquote(urlsplit(url).path)}[{extra}]"
+    elif not url:
+        place = f"model_swarms-{__version__}-py3-none-any.whl[{extra}]"
+    return f'pip install "{place}"'
 
 
 def missing_extra_error(error: ImportError, extra: str) -> UserError:

@@ -30,12 +30,8 @@ LARGEST = 200 * 2**20
 
 def pinned(sums: Path | None = None) -> dict[str, str]:
     """Return the SHA-256 of every file, by name without ".json"; default: data/SHA256SUMS."""
-    if sums is None:
-        sums = next(
-            p
-            for p in (TARGET.parent / "SHA256SUMS", PACKAGE_FOLDER / "data" / "SHA256SUMS")
-            if p.is_file()
-        )
+    places = (TARGET.parent / "SHA256SUMS", PACKAGE_FOLDER / "data" / "SHA256SUMS")
+    sums = sums or next(place for place in places if place.is_file())
     lines = (line.split() for line in sums.read_text(encoding="ascii").splitlines() if line)
     return {name.removesuffix(".json"): digest for digest, name in lines}
 
@@ -52,44 +48,34 @@ def state(path: Path, expected: str) -> str:
     return "present" if digest(path.read_bytes()) == expected else "different"
 
 
-def download(url: str, timeout: float) -> bytes:
-    """Return the bytes at `url`; `timeout` is the maximum time without data, in seconds.
-
-    Raises:
-        UserError: There is no connection or no such file, or the transfer is interrupted.
-    """
-    try:
-        with urllib.request.urlopen(url, timeout=timeout) as response:
-            content: bytes = response.read(LARGEST)
-            announced = response.headers.get("Content-Length")
-    except urllib.error.HTTPError as error:
-        raise UserError(f"{url}: HTTP {error.code} {error.reason}.") from error
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise UserError(
-            f"{url}: {reason}. Check the connection, or name a mirror with --url or "
-            "$MODEL_SWARMS_DATA_URL."
-        ) from error
-    if announced is not None and announced.isdigit() and len(content) < int(announced):
-        raise UserError(f"{url}: incomplete download, {len(content)} of {announced} bytes.")
-    return content
-
-
 def fetch(name: str, expected: str, folder: Path, url: str, timeout: float) -> str:
     """Fetch one file into `folder`, unless present; return a short status.
+
+    Args:
+        timeout: Maximum time without data, in seconds.
 
     Raises:
         UserError: The file is unavailable or not the pinned one, or a different file of that name
             exists.
     """
-    path = folder / f"{name}.json"
+    path, source = folder / f"{name}.json", f"{url.rstrip('/')}/{name}.json"
     found = state(path, expected)
     if found == "present":
         return "already present"
     if found == "different":
         raise UserError(f"{path} is not the pinned file: remove it to fetch it again.")
-    source = f"{url.rstrip('/')}/{name}.json"
-    content = download(source, timeout)
+    try:
+        with urllib.request.urlopen(source, timeout=timeout) as response:
+            content: bytes = response.read(LARGEST)
+            announced = int(response.headers.get("Content-Length") or 0)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        reason = f"HTTP {error.code}" if isinstance(error, urllib.error.HTTPError) else error
+        raise UserError(
+            f"{source}: {reason}. Check the connection, or name a mirror with --url or "
+            "$MODEL_SWARMS_DATA_URL."
+        ) from error
+    if len(content) < announced:
+        raise UserError(f"{source}: incomplete download, {len(content)} of {announced} bytes.")
     if digest(content) != expected:
         raise UserError(f"{source}: SHA-256 {digest(content)} is not the pinned {expected}.")
     write_atomic(path, content)

@@ -3,7 +3,7 @@
 No position is scored twice: known scores are read from the record or from the shared cache.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -63,7 +63,8 @@ class Batching:
         wide, long = self.particles or len(positions), self.items or len(chosen)
         jobs: list[Job] = []
         for first in range(0, len(positions), wide):
-            block = tuple([tuple(map(float, row)) for row in positions[first : first + wide]])
+            rows = np.asarray(positions[first : first + wide], dtype=float)
+            block = tuple(map(tuple, rows.tolist()))
             named = tuple([names.get(row, "") for row in block])
             for start in range(0, len(chosen), long):
                 items = tuple(chosen[start : start + long])
@@ -107,15 +108,17 @@ class Evaluator:
             split: "dev", "judged" or "test"; see `swarm.executors.worker.Job`.
             items: Distinct indices in the split, scored in this order; `None` means all.
         """
-        rows = [tuple(map(float, row)) for row in positions]
+        rows = list(map(tuple, np.asarray(positions, dtype=float).tolist()))
         chosen = range(len(self._task.items(data_split(split)))) if items is None else items
         found: dict[PositionTuple, list[Score]] = {}
-        if self.cache is not None:
-            for row in dict.fromkeys(rows):
-                if (kept := self.cache.load_scores(row, split, chosen)) is not None:
-                    found[row] = kept
-                    self.shared += len(chosen)
-        new: dict[PositionTuple, dict[int, Score]] = {row: {} for row in rows if row not in found}
+        new: dict[PositionTuple, dict[int, Score]] = {}
+        for row in dict.fromkeys(rows):
+            kept = self.cache.load_scores(row, split, chosen) if self.cache else None
+            if kept is None:
+                new[row] = {}
+            else:
+                found[row] = kept
+                self.shared += len(chosen)
         jobs = self._cut.split_jobs(list(new), split, chosen, self.names) if new else []
         for result in self._executor.map(jobs) if jobs else ():
             job = jobs[result.number]
@@ -123,10 +126,10 @@ class Evaluator:
                 new[position].update(zip(job.items, mine, strict=True))
             self.on_job(result)
         for row, by_item in new.items():
-            found[row] = [by_item[item] for item in chosen]
-            if self.cache is not None:
+            found[row] = list(map(by_item.__getitem__, chosen))
+            if self.cache:
                 self.cache.save_scores(row, split, chosen, found[row])
-        return [[self._task.apply_scale(score) for score in found[row]] for row in rows]
+        return [list(map(self._task.apply_scale, found[row])) for row in rows]
 
     def compute_gradients(
         self,
@@ -260,7 +263,7 @@ def calibrate_scale(
     return dict(scale)
 
 
-def scores_to_records(items: Sequence[Any], scores: Sequence[Score]) -> list[dict[str, Any]]:
+def scores_to_records(items: Iterable[Any], scores: Iterable[Score]) -> list[dict[str, Any]]:
     """Convert scores to JSON records; a mixture's records include the part."""
     return [
         {

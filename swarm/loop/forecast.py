@@ -43,15 +43,17 @@ def describe_plan(run: Run, config: Mapping[str, Any]) -> str:
         begun = _describe_progress(run, config, here)
         run.pool.check()
         run.fit_items_to_context(run.engine.check(here, run.pool))
-    items = len(run.searched)
-    start, batch, positions = count_positions(run, items)
-    spent, final = positions * items, run.final_items()
-    descent = run.optimizer.plan_descent(items) if run.uses_gradients else None
+    items, budget, optimizer = len(run.searched), run.budget.prompts, run.optimizer
+    start, batch, final = len(optimizer.ask()), optimizer.new_rows, run.final_items()
+    positions = start + batch * optimizer.max_iterations
+    if budget is not None:
+        positions = min(positions, budget // items)
+    spent = positions * items
+    descent = optimizer.plan_descent(items) if run.uses_gradients else None
     if descent:
-        spent += 3 * descent.examples * run.optimizer.max_iterations
-    if run.budget.prompts is not None:
-        spent = min(spent, run.budget.prompts)
-    within = f", within a budget of {run.budget.prompts}" if run.budget.prompts else ""
+        spent += 3 * descent.examples * optimizer.max_iterations
+        spent = spent if budget is None else min(spent, budget)
+    within = f", within a budget of {budget}" if budget else ""
     test = f", {len(run.task.items('test'))} test items" if run.settings.test else ""
     lines = {
         "folder": f"{run.record.folder}: {begun}",
@@ -60,58 +62,48 @@ def describe_plan(run: Run, config: Mapping[str, Any]) -> str:
         "search": f"at most {pluralize(positions, 'position')} ({start} at the start, then {batch} "
         f"an iteration) on {items} dev items{within}",
         "then": f"at most {final} items on test and dev, for the verdict",
-        **_describe_resolution(run),
-        **_describe_judging(run, positions),
-        **({"optimizer": "; ".join(run.notes)} if run.notes else {}),
-        **({"gradients": f"before an iteration: {describe_descent(descent)}"} if descent else {}),
-        **_describe_memory(run, config, folder),
+        "gains": _describe_resolution(run),
+        "judging": _describe_judging(run, positions),
+        "optimizer": "; ".join(run.notes),
+        "gradients": f"before an iteration: {describe_descent(descent)}" if descent else "",
+        "memory": _describe_memory(run, config, folder),
     }
     head = (
         f"dry run: at most {format_amount(spent)} prompts on dev"
         f"{' (a gradient counts as three)' * bool(descent)}, {format_amount(final)} items after "
         f"the search; {_describe_time(run, config, spent + final)}. Nothing is started or written."
     )
-    return "\n".join([head, *(f"{name:9} {words}" for name, words in lines.items())])
-
-
-def count_positions(run: Run, items: int) -> tuple[int, int, int]:
-    """Return the positions of the start, of each later iteration, and of all, at most."""
-    optimizer = run.optimizer
-    start, batch = len(optimizer.ask()), optimizer.new_rows
-    total = start + batch * optimizer.max_iterations
-    return start, batch, min(total, run.budget.prompts // items) if run.budget.prompts else total
+    return "\n".join([head, *(f"{name:9} {words}" for name, words in lines.items() if words)])
 
 
 def _describe_progress(run: Run, config: Mapping[str, Any], base: Any) -> str:
     """Describe the folder's state: "new", or a search to resume, which must be this one."""
-    if not is_run_folder(run.record.folder):
-        run.record.load_state({})
-        return "new"
-    if not run.record.load_state(
-        search_identity(config, run.settings.seed, run.task, base, run.pool)
-    ):
+    identity: Mapping[str, Any] = {}
+    if is_run_folder(run.record.folder):
+        identity = search_identity(config, run.settings.seed, run.task, base, run.pool)
+    if not run.record.load_state(identity):
         return "new"
     ended = run.record.state["finished"]
     progress = f"{len(run.record.iterations)} evaluated rounds"
     return f"ended after {progress} ({ended})" if ended else f"resumes after {progress}"
 
 
-def _describe_resolution(run: Run) -> dict[str, str]:
+def _describe_resolution(run: Run) -> str:
     """Describe the gains that the test items can show; empty if items are not right or wrong."""
     if not run.settings.test or run.task.metric_task.highest != 1.0:
-        return {}
+        return ""
     items = len(run.task.items("test"))
     found = smallest_gain(items, CHANGED_SHARE)
     if found is None:
-        return {"gains": f"{items} test items cannot show any gain; use six or more"}
-    floor = f"at least six items ({600 / items:.2g} points) in any case"
-    return {
-        "gains": f"under {100 * found:.2g} points cannot be shown with {items} test items, if "
-        f"{CHANGED_SHARE:.0%} of them change (assumed; paired test at p < 0.05); {floor}"
-    }
+        return f"{items} test items cannot show any gain; use six or more"
+    return (
+        f"under {100 * found:.2g} points cannot be shown with {items} test items, if "
+        f"{CHANGED_SHARE:.0%} of them change (assumed; paired test at p < 0.05); at least six "
+        f"items ({600 / items:.2g} points) in any case"
+    )
 
 
-def _describe_judging(run: Run, positions: int) -> dict[str, str]:
+def _describe_judging(run: Run, positions: int) -> str:
     """Count the texts for scorers that are a model or a service; empty if there are none."""
     words = []
     for task in (run.task.tasks or {"": run.task}).values():
@@ -120,18 +112,17 @@ def _describe_judging(run: Run, positions: int) -> dict[str, str]:
             dev = positions * len(task.items("dev"))
             test = run.max_tested_models() * len(task.items("test")) if run.settings.test else 0
             on_test = f" and {format_amount(test)} on test" if test else ""
-            words.append(
-                f"{type(scorer).__name__}: at most {format_amount(dev)} texts on dev{on_test}"
-            )
-    return {"judging": "; ".join(words)} if words else {}
+            name = type(scorer).__name__
+            words.append(f"{name}: at most {format_amount(dev)} texts on dev{on_test}")
+    return "; ".join(words)
 
 
-def _describe_memory(run: Run, config: Mapping[str, Any], folder: Path | None) -> dict[str, str]:
+def _describe_memory(run: Run, config: Mapping[str, Any], folder: Path | None) -> str:
     """Sum weights, experts and the positions of a job; the cache of a batch comes on top."""
     if folder is None:
-        return {"memory": f"unknown: {run.model.path} is not on this disk; a start downloads it"}
+        return f"unknown: {run.model.path} is not on this disk; a start downloads it"
     if not isinstance(run.pool, Pool):
-        return {}
+        return ""
     gpus = list(config.get("gpus") or [])
     size = {"float32": 4, "auto": 2 if gpus else 4}.get(run.model.dtype, 2)
     stored = parse_json((folder / "config.json").read_text()).get("torch_dtype")
@@ -148,10 +139,10 @@ def _describe_memory(run: Run, config: Mapping[str, Any], folder: Path | None) -
     listed = ", ".join(f"{name} {format_amount(number, 'B')}" for name, number in parts.items())
     total = sum(parts.values())
     fits = "" if total < free else "; DOES NOT FIT"
-    return {
-        "memory": f"a worker: {format_amount(total, 'B')} of {format_amount(free, 'B')} free "
+    return (
+        f"a worker: {format_amount(total, 'B')} of {format_amount(free, 'B')} free "
         f"({listed}), and the cache of a batch{fits}"
-    }
+    )
 
 
 def _describe_time(run: Run, config: Mapping[str, Any], prompts: int) -> str:
@@ -186,11 +177,6 @@ def measured_speed(run: Run, config: Mapping[str, Any]) -> tuple[float, str] | N
             continue
         seconds = sum(entry.get("seconds", 0.0) for entry in earlier.rounds)
         if same and seconds:
-            return sum(count_cost(entry) for entry in earlier.rounds) / seconds, str(folder)
+            shared = sum(entry.get("prompts_shared", 0) for entry in earlier.rounds)
+            return (earlier.prompts_spent() - shared) / seconds, str(folder)
     return None
-
-
-def count_cost(entry: Mapping[str, Any]) -> int:
-    """Return the cost of a recorded iteration in prompt-equivalents."""
-    gradients = entry.get("losses_computed", 0) + 3 * entry.get("gradients_computed", 0)
-    return int(entry["prompts_scored"]) - entry.get("prompts_shared", 0) + int(gradients)

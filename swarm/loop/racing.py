@@ -135,7 +135,7 @@ class Racing:
     def race_particles(
         self,
         ask: DevScoreFn,
-        positions: Mapping[int, Sequence[float]],
+        positions: Mapping[int, Sequence[float] | np.ndarray],
         marks: Sequence[Incumbent | None],
         items: int,
         seed: int,
@@ -148,26 +148,27 @@ class Racing:
             marks: Incumbents of all particles, as returned by `find_incumbents`.
             items: Number of dev items.
         """
-        keys = {i: tuple(map(float, row)) for i, row in positions.items()}
-        found: dict[int, dict[int, Score]] = {i: {} for i in positions}
+        keys, found = dict[int, tuple[float, ...]](), dict[int, dict[int, Score]]()
+        for i, row in positions.items():
+            keys[i], found[i] = tuple(map(float, row)), {}
         live, evaluated, order, chunk = list(positions), 0, list(range(items)), items
-        racing = [mark for mark in marks if mark is not None]
+        racing = list(filter(None, marks))
         if racing:
             order, chunk = self.item_order(racing, items, seed, iteration), self.chunk
         for start in range(0, items, chunk):
             if racing:
                 live = [i for i in live if not self._should_stop(found[i], marks[i], items)]
-            indices = order[start : start + chunk]
-            evaluated += len({keys[i] for i in live}) * len(indices)
-            rows = ask([keys[i] for i in live], indices) if live else []
-            for i, scores in zip(live, rows, strict=True):
+            indices, asked = order[start : start + chunk], list(map(keys.__getitem__, live))
+            evaluated += len(set(asked)) * len(indices)
+            for i, scores in zip(live, ask(asked, indices) if live else (), strict=True):
                 found[i].update(zip(indices, scores, strict=True))
-        return RaceResult(
-            {i: dict(sorted(scores.items())) for i, scores in found.items()},
-            tuple([i for i, scores in found.items() if len(scores) < items]),
-            evaluated,
-            len(set(keys.values())) * items - evaluated,
-        )
+        stopped = []
+        for i, mine in found.items():
+            found[i] = dict(sorted(mine.items()))
+            if len(mine) < items:
+                stopped.append(i)
+        saved = len(set(keys.values())) * items - evaluated
+        return RaceResult(found, tuple(stopped), evaluated, saved)
 
     def item_order(
         self, marks: Sequence[Incumbent], items: int, seed: int, iteration: int

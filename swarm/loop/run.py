@@ -229,8 +229,12 @@ class Run:
         raced = self._evaluate(positions, rows, number)
         utilities, objectives = self._tell(raced, len(positions))
 
-        scored = raced.scores
-        counts = [len(scored[i]) if i in scored else None for i in range(len(positions))]
+        dev, counts = self.task.items("dev"), list[int | None]([None] * len(positions))
+        answers: dict[int, list[dict[str, Any]]] = {}
+        for i, scores in raced.scores.items():
+            counts[i] = len(scores)
+            items = map(dev.__getitem__, map(self.searched.__getitem__, scores))
+            answers[i] = scores_to_records(items, scores.values())
         facts |= {"items_scored": counts, "prompts_scored": raced.prompts_scored}
         facts |= {"prompts_saved": raced.saved, "beyond_budget": len(wanted) - len(rows)}
         if self._evaluator.cache:
@@ -238,11 +242,6 @@ class Run:
         if objectives is not None:
             facts["objectives"] = objectives_to_lists(objectives)
         facts |= self.limit.take_seconds()
-        dev = self.task.items("dev")
-        answers = {
-            i: scores_to_records([dev[self.searched[n]] for n in scores], [*scores.values()])
-            for i, scores in raced.scores.items()
-        }
         self.record.add_iteration(positions, utilities, answers, self.optimizer.state_dict(), facts)
         entry = self.record.iterations[-1]
         self._known.add_iteration(number, entry["positions"], entry["utilities"])
@@ -275,22 +274,25 @@ class Run:
 
     def _evaluate(self, positions: np.ndarray, rows: Sequence[int], number: int) -> RaceResult:
         """Score rows on dev; the known ones are read from the record."""
-        new = [i for i in rows if positions[i] not in self._known]
+        known, new = dict[int, dict[int, Score]](), dict[int, np.ndarray]()
+        for i in rows:
+            if positions[i] in self._known:
+                known[i] = self._known.load_scores(positions[i])
+            else:
+                new[i] = positions[i]
         items, count = len(self.searched), len(new)
         each = f"{pluralize(count, 'position')}, {items} items{' each' * (count > 1)}"
         activity = f"iteration {number}: evaluating dev"
         self.view.start("dev", f"evaluating dev: {each}", activity, count * items)
         raced = self.racing.race_particles(
             self._score_dev,
-            {i: positions[i] for i in new},
+            new,
             self.racing.find_incumbents(self.record),
             items,
             self.settings.seed,
             number,
         )
-        for i in rows:
-            if i not in raced.scores:
-                raced.scores[i] = self._known.load_scores(positions[i])
+        raced.scores.update(known)
         if number == 0:
             scale = calibrate_scale(self.task, raced.scores, self.pool.expert_count)
             self.record.state["scale"] = scale
@@ -300,7 +302,7 @@ class Run:
         self, positions: Sequence[Sequence[float]], items: Sequence[int]
     ) -> list[list[Score]]:
         began = time.monotonic()
-        indices = [self.searched[index] for index in items]
+        indices = list(map(self.searched.__getitem__, items))
         scores = self._evaluator.score_positions(positions, "dev", indices)
         self.limit.add_scoring(time.monotonic() - began)
         return scores
@@ -311,10 +313,12 @@ class Run:
         Returns:
             Their utilities [N], NaN where not every item was scored, and their objectives.
         """
-        complete = {i: [*s.values()] for i, s in raced.scores.items() if i not in raced.stopped}
+        complete: dict[int, list[Score]] = {}
         utilities = np.full(count, np.nan)
-        for i, scores in complete.items():
-            utilities[i] = self.task.utility(scores)
+        for i, scores in raced.scores.items():
+            if i not in raced.stopped:
+                complete[i] = list(scores.values())
+                utilities[i] = self.task.utility(complete[i])
         objectives = compute_objectives(self.task, complete, count)
         if objectives is not None and "objectives" not in self.record.state:
             parts = count_items_by_subtask(self.task, next(iter(complete.values())))

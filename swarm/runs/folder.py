@@ -139,7 +139,8 @@ class Record:
             for i, utility in enumerate(one["utilities"]):
                 if utility is not None and utility > self.highest.get(i, (-np.inf,))[0]:
                     self.highest[i] = utility, (len(self.rounds), i)
-            self.counts.update({name: one.get(name, 0) for name in COUNTED})
+            for name in COUNTED:
+                self.counts[name] += one.get(name, 0)
             self.rounds.append(one)
         if "round" in entry:
             self.optimizer = apply_difference(self.optimizer or {}, entry["optimizer"])
@@ -662,7 +663,9 @@ class RunRecord(RunState):
 
     def save_state(self) -> None:
         """Append what has changed in the state besides the iterations."""
-        facts = {k: v for k, v in self.state.items() if k not in ("rounds", "optimizer")}
+        facts = dict(self.state)
+        for key in ("rounds", "optimizer"):
+            facts.pop(key, None)
         if self._record.state_facts(facts):
             self._write_summary()
 
@@ -707,14 +710,13 @@ class RunRecord(RunState):
             raise UserError(f"{before} was removed during the search; {REPAIR_HINT}")
         self.save_state()
         path = answers_path(number)
-        rows = encode_json({str(i): list(rows) for i, rows in answers.items()})
-        packed = gzip.compress(rows, 6, mtime=0)
+        packed = gzip.compress(encode_json(dict(answers)), 6, mtime=0)
         write_atomic(self.folder / path, packed)
         line = {
             "iteration": number,
             "round": {
                 "positions": np.asarray(positions, dtype=float).tolist(),
-                "utilities": [None if np.isnan(u) else float(u) for u in utilities],
+                "utilities": [None if np.isnan(u) else u for u in utilities.tolist()],
                 **facts,
             },
             "optimizer": difference(record.optimizer or {}, dict(optimizer)),

@@ -493,11 +493,6 @@ class Run:
                 f"{NORM_LIMIT:.0f} times as large as the pool's median: they count less in soups "
                 "and move less (python -m swarm.pool check; pool.experts leaves experts out)"
             )
-        if self.pool.routes > 1 and getattr(optimizer, "composed", 0) is None:
-            notes.append(
-                "no particle is composed of the best for each kind of prompt: optimizer.particles "
-                "is below one for each expert, soup and start and one more; null is enough"
-            )
         if router := self.pool.router:
             notes.append(
                 f"separate coefficients for at most {self.pool.routes} kinds of prompts, by their "

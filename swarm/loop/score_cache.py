@@ -3,7 +3,6 @@
 import hashlib
 import json
 import logging
-import math
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -32,10 +31,11 @@ class ScoreCache:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        if not isinstance(folder, str | Path):
-            raise UserError(f"shared={folder!r}: must be null or the path of a folder")
-        if fault := path_fault(folder):
-            raise UserError(f"shared={str(folder)[:80]!r} {fault}; must be null or a folder's path")
+        fault = path_fault(folder) if isinstance(folder, str | Path) else "is no text"
+        if fault:
+            raise UserError(
+                f"shared={folder!r:.80}: must be null or the path of a folder; it {fault}"
+            )
         self.folder = Path(folder)
         self._context = ""
 
@@ -53,33 +53,21 @@ class ScoreCache:
         self._context = hashlib.sha256(text.encode()).hexdigest()
 
     def load_scores(
-        self,
-        position: Sequence[float],
-        split: str,
-        items: Sequence[int],
+        self, position: Sequence[float], split: str, items: Sequence[int]
     ) -> list[Score] | None:
         """Return the scores of a position on some indices of a split; `None` if not cached."""
         path = self._scores_file(position, split, items)
         if not path.exists() and not path.is_symlink():
             return None
-        try:
+        with suppress(OSError, LookupError, EOFError, TypeError, ValueError, zlib.error):
             stored = read_gzip_json(path)
-            if isinstance(stored, list):  # of a version without checksums
-                return None
-            rows = stored["scores"]
-            if stored["sha256"] != _digest(path, rows) or len(rows) != len(items):
-                raise ValueError("a wrong checksum or number of scores")
-            return [_restore_score(row) for row in rows]
-        except (OSError, LookupError, EOFError, TypeError, ValueError, RecursionError, zlib.error):
-            log.warning("shared=%s: %s is damaged; evaluated again", self.folder, path.name)
-            return None
+            if stored["sha256"] == _digest(path, stored["scores"]):
+                return [Score(*row) for row in stored["scores"]]
+        log.warning("shared=%s: %s is damaged; evaluated again", self.folder, path.name)
+        return None
 
     def save_scores(
-        self,
-        position: Sequence[float],
-        split: str,
-        items: Sequence[int],
-        scores: Sequence[Score],
+        self, position: Sequence[float], split: str, items: Sequence[int], scores: Sequence[Score]
     ) -> None:
         """Store a position's scores, before any scale of the task is applied, if all are finite."""
         rows = [astuple(score) for score in scores]
@@ -97,21 +85,3 @@ class ScoreCache:
 def _digest(path: Path, rows: Sequence[Any]) -> str:
     """Return the SHA-256 of rows and of the file's name, which identifies position and items."""
     return hashlib.sha256(path.name.encode() + encode_json(rows)).hexdigest()
-
-
-def _restore_score(row: Any) -> Score:
-    """Restore a score from JSON.
-
-    Raises:
-        TypeError: It is not a finite score; or `ValueError`.
-    """
-    score = Score(*row)
-    valid = (
-        isinstance(score.answer, str | None)
-        and isinstance(score.text, str)
-        and isinstance(score.part, str)
-        and isinstance(score.measures, Mapping)
-    )
-    if not (valid and all(map(math.isfinite, (score.value, *score.measures.values())))):
-        raise ValueError(f"not a score: {row!r}")
-    return score

@@ -623,6 +623,7 @@ class RunRecord(RunState):
         """Remove damaged and unfinished files, so that they are written again, and log it."""
         record = self._record
         if record.cut() or SUMMARY_FILE in self._damaged:
+            remove(self.folder / SUMMARY_FILE)  # which may be a folder or a pipe
             self._write_summary()
         damaged = [path for path in self._damaged if not _is_iteration_file(path)]
         if damaged:

@@ -107,15 +107,13 @@ def test_equal_or_better_on_unused_items_is_kept(
 @pytest.mark.parametrize("alike", [True, False])
 def test_routes_with_equal_coefficients_are_judged_as_one_kind(alike: bool, tmp_path: Path) -> None:
     task = task_of(tmp_path / "made.json", 6)
-    routes = [0, 0, 1, 1, 2, 2]
     experts = np.hstack([EXPERTS] * 3)
     moved = np.array([[0.5, 0.5, *([0.5, 0.5] if alike else [0.4, 0.6]), 0.0, 1.0], experts[1]])
     # Unused: 1, which the best found knows, and 3, which the first expert knows.
     rounds = [(experts, [[3], [4]]), (moved, [[0, 1, 2, 4, 5], [4]])]
-    ending = ended(tmp_path / "run", task, rounds, [1, 3], routes)
-    found = ending.choose_bests()[1]
+    ending = ended(tmp_path / "run", task, rounds, [1, 3], [0, 0, 1, 1, 2, 2])
+    assert (ending.choose_bests()[1] == (1, 0)) == alike
     assert ending.record.state.get("kept_start", []) == ([] if alike else ["kind 1"])
-    assert (found == (1, 0)) == alike
 
 
 def test_each_kind_of_prompt_keeps_its_own_start(tmp_path: Path) -> None:

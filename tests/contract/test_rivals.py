@@ -85,7 +85,6 @@ def test_evogm_bears_a_round_without_results() -> None:
     for _ in range(9):
         assert np.isfinite(step(search, lambda rows: np.full(len(rows), np.nan))).all()
     np.testing.assert_array_equal(search.basis, np.eye(3))
-    assert search.evaluate.all()
 
 
 def descended(optimizer: AdaMerging, slope: Callable[[np.ndarray], Any]) -> list[tuple[int, ...]]:
@@ -147,23 +146,17 @@ def test_the_entropy_is_that_of_merged_weights(tiny_llama: Path, mixed_pool: Pat
     engine, pool = test_gradient.opened(tiny_llama, mixed_pool, space="delta", groups="kind")
     position = test_gradient.drawn(pool)
     wanted = [entropy(tiny_llama, pool, position, example) for example in UNLABELLED]
-    alone = [
-        engine.compute_gradient(position, [example], slope=False).loss for example in UNLABELLED
-    ]
+    alone = [engine.compute_gradient(position, [one], slope=False).loss for one in UNLABELLED]
     np.testing.assert_allclose(alone, wanted, atol=2e-3)
     assert min(alone) > 0.01 and max(alone) > math.log(5)
+
     # Gold answers are not looked at, and labelled examples may stand beside unlabelled ones.
-    other = [replace(example, gold=0) for example in UNLABELLED]
-    assert (
-        engine.compute_gradient(position, other).loss
-        == engine.compute_gradient(position, UNLABELLED).loss
-    )
-    both = engine.compute_gradient(position, [*test_gradient.EXAMPLES, *UNLABELLED]).loss
-    parts = (
-        engine.compute_gradient(position, part).loss
-        for part in (test_gradient.EXAMPLES, UNLABELLED)
-    )
-    assert both == pytest.approx(sum(parts), rel=1e-4)
+    def loss(*examples: Example) -> float:
+        return float(engine.compute_gradient(position, examples).loss)
+
+    assert loss(*(replace(one, gold=0) for one in UNLABELLED)) == loss(*UNLABELLED)
+    both = loss(*test_gradient.EXAMPLES, *UNLABELLED)
+    assert both == pytest.approx(loss(*test_gradient.EXAMPLES) + loss(*UNLABELLED), rel=1e-4)
 
 
 def test_the_slope_of_the_entropy_is_its_difference(tiny_llama: Path, tiny_pool: Path) -> None:

@@ -80,11 +80,8 @@ def test_a_terminal_shows_the_search_live(columns: int, particles: int, small: S
     shown = screens(seen, columns)
     assert (b"\x1b[1;32m" in seen) == (columns == 80), "colour, but for NO_COLOR"
     assert not re.search(rb"\x1b\[[0-9;]*(3|4|9)[0-7]m", seen) or columns == 80
-    live = [
-        text
-        for text in map("\n".join, shown)
-        if "prompts/s" in text and "items" in text and "*" in text
-    ]
+    drawn = ("prompts/s", "items", "*")
+    live = [text for text in map("\n".join, shown) if all(word in text for word in drawn)]
     assert live, "no live view with particles"
     text = live[-1]
     assert re.search(r"items\s+\d+\.\d prompts/s", text)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -10,10 +10,6 @@ from swarm._util.settings import Positive, PositiveNumber, checked
 from swarm.errors import UserError, install_command
 from swarm.optimizers.base import Particles, Rows
 from swarm.optimizers.static_merges import WarmStartOptimizer
-
-if TYPE_CHECKING:
-    from optuna import Study
-    from optuna.samplers import BaseSampler
 
 REQUIRED_PACKAGES = {"gp": ("optuna", "greenlet"), "tpe": ("optuna",)}
 """Packages required by each sampler. Without greenlet, Optuna falls back to a slower search."""
@@ -87,50 +83,29 @@ class BayesianSearch(WarmStartOptimizer):
         return (self.batch * (self.iteration - 1) + np.arange(count)) % rows
 
     def _propose_after_start(self) -> np.ndarray:
-        points, utilities = self._to_points(self.rows), self.utilities
-        if self.sum_to_one:
-            points = np.clip(points, -self.reach, self.reach)
-        else:
-            inside = (np.abs(points) <= self.reach).all(axis=1)
-            points, utilities = points[inside], utilities[inside]
-        study = self._build_study(points, utilities)
-        box = self._search_distributions(points.shape[1])
-        trials = [study.ask(box) for _ in range(min(self.batch, len(self.positions)))]
-        found = np.array([[*trial.params.values()] for trial in trials])
-        if self.sum_to_one:
-            return self._bounds(-np.inf, np.inf).to_positions(found)
-        return self.best_start + found
-
-    def _to_points(self, rows: np.ndarray) -> np.ndarray:
-        """Convert positions to coordinates [M, D], with 0 at the centre of the box."""
-        if self.sum_to_one:
-            return self._bounds(-np.inf, np.inf).to_coordinates(rows)
-        return rows - self.best_start
-
-    def _search_distributions(self, dimensions: int) -> dict[str, Any]:
-        from optuna.distributions import FloatDistribution
-
-        side = FloatDistribution(-self.reach, self.reach)
-        return {f"y{i:03}": side for i in range(dimensions)}
-
-    def _build_study(self, points: np.ndarray, utilities: np.ndarray) -> "Study":
-        """Return a study with the measured points [M, D] inside the box as finished trials."""
         import optuna
 
-        box = self._search_distributions(points.shape[1])
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        study = optuna.create_study(sampler=self._build_sampler(), direction="maximize")
-        for point, utility in zip(points.tolist(), utilities.tolist(), strict=True):
-            fixed = dict(zip(box, point, strict=True))
-            study.add_trial(
-                optuna.trial.create_trial(params=fixed, distributions=box, value=utility)
-            )
-        return study
-
-    def _build_sampler(self) -> "BaseSampler":
-        from optuna.samplers import GPSampler, TPESampler
-
-        word = int(self._iteration_rng().integers(2**31))
+        # Coordinates [M, D] with 0 at the centre of the box, and finished trials at those inside.
+        region, utilities = self._bounds(-np.inf, np.inf), self.utilities
+        if self.sum_to_one:
+            points = np.clip(region.to_coordinates(self.rows), -self.reach, self.reach)
+        else:
+            points = self.rows - self.best_start
+            inside = (np.abs(points) <= self.reach).all(axis=1)
+            points, utilities = points[inside], utilities[inside]
+        side = optuna.distributions.FloatDistribution(-self.reach, self.reach)
+        box: dict[str, Any] = {f"y{i:03}": side for i in range(points.shape[1])}
+        seed = int(self._iteration_rng().integers(2**31))
+        sampler: optuna.samplers.BaseSampler
         if self.sampler == "gp":
-            return GPSampler(seed=word)
-        return TPESampler(seed=word, multivariate=True, constant_liar=True)
+            sampler = optuna.samplers.GPSampler(seed=seed)
+        else:
+            sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True, constant_liar=True)
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        study = optuna.create_study(sampler=sampler, direction="maximize")
+        for point, value in zip(points.tolist(), utilities.tolist(), strict=True):
+            known = dict(zip(box, point, strict=True))
+            study.add_trial(optuna.trial.create_trial(params=known, distributions=box, value=value))
+        trials = [study.ask(box) for _ in range(self.new_rows)]
+        found = np.array([[*trial.params.values()] for trial in trials])
+        return region.to_positions(found) if self.sum_to_one else self.best_start + found

@@ -188,9 +188,13 @@ class Pool(ExpertPool):
         self._extra = ExtraRows(
             base_row, noise_rows, noise_scale, noise_seed, list(recipes), density, sparse_rows
         )
-        given = isinstance(routes, Mapping)
-        self.router = read_router(routes) if isinstance(routes, Mapping) else None
-        self._routes: int | str | None = None if given else routes  # type: ignore[assignment]
+        # Before its prompts are known, a pool has a number of routes, or auto; else their router.
+        self._routes: int | str | None = None
+        self.router: PromptRouter | None = None
+        if isinstance(routes, Mapping):
+            self.router = read_router(routes)
+        else:
+            self._routes = routes
         self.routed = self._routes not in (AUTO, 1)
         self.names: list[str] = []
         self.groups: Sequence[str] = [ALL_MODULES]

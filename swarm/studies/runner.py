@@ -158,7 +158,6 @@ class StudyRunner:
         }
         found = await steps[kind](cell, task)
         return {
-            "suite": self.study.name,
             "task": cell.task,
             "method": cell.method,
             "kind": kind,
@@ -336,9 +335,7 @@ class StudyRunner:
             "groups": run.groups,
             "coefficients": [round(float(c), 4) for c in position],
             **_costs(forward, gradients),
-            "prompts_shared": _sum_rounds(run, "prompts_shared"),
             **_read_usage(run.path),
-            "finished": run.finished,
             "base_digest": run.identity["base weights"],
         }
 
@@ -375,9 +372,7 @@ class StudyRunner:
             **build_test_record(task, after),
             "found": f"step {facts['step']} of {facts['steps']}",
             **_costs(count * cell.dev + facts["examples_evaluated"], facts["examples_seen"]),
-            "prompts_shared": _sum_rounds(run, "prompts_shared"),
             **_read_usage(folder, start),
-            "finished": f"{facts['steps']} steps",
             "base_digest": run.identity["base weights"],
         }
 
@@ -395,10 +390,8 @@ class StudyRunner:
             **build_test_record(task, rows),
             "found": "",
             **_costs(0, 0),
-            "prompts_shared": 0,
             "prompts_an_answer": round(result["prompts"] / len(rows), 3),
             **_read_usage(folder),
-            "finished": "asked once",
             "base_digest": None,
         }
 

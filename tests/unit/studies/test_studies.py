@@ -30,6 +30,10 @@ GIVEN: dict[str, Any] = {
 }
 
 
+ONE: dict[str, Any] = {"budgets": [6], "tasks": {"one": GIVEN["tasks"]["one"]}}
+TWO: dict[str, Any] = {**ONE, "methods": {"a": {}, "b": {}}}
+
+
 def made(folder: Path, **changes: Any) -> Study:
     """A study from a yaml in `folder`, whose results lie there too."""
     path = folder / "mine.yaml"
@@ -71,7 +75,7 @@ def test_cells_run_once_for_what_they_do_not_depend_on(tmp_path: Path) -> None:
 
 
 def test_missing_results_have_the_time_of_stored_ones(tmp_path: Path) -> None:
-    study = made(tmp_path, budgets=[6], tasks={"one": GIVEN["tasks"]["one"]})
+    study = made(tmp_path, **ONE)
     record(study, ["01", "01"], method="a")
     remove(study, study.select(["a", "seed1"])[0])
     missing = study.missing(study.cells())
@@ -102,14 +106,11 @@ def test_a_wrong_study_is_one_line(tmp_path: Path, changes: dict[str, Any], erro
     assert "mine" in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_only_names_what_there_is(tmp_path: Path) -> None:
+def test_words_are_divided_and_name_what_there_is(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="only=three: not in the study; allowed: one, two, a, b"):
         made(tmp_path).select(["three"])
     with pytest.raises(UserError, match="no such study; allowed: ablation, black_box, compare"):
         read_study("large")
-
-
-def test_words_are_divided_between_the_study_and_its_searches() -> None:
     options, rest = parse_words(["seeds=3", "only=[a,36]", "model=local", "gpus=0,1"])
     assert (options.seeds, options.only, rest) == (3, ["a", 36], ["model=local", "gpus=0,1"])
     with pytest.raises(UserError, match="parallel=0: must be an integer, at least 1"):
@@ -119,8 +120,8 @@ def test_words_are_divided_between_the_study_and_its_searches() -> None:
 def test_a_sampler_goes_on_by_the_results_there_are(tmp_path: Path) -> None:
     """The next settings follow from the results alone: the same at every start."""
     space = {"optimizer.inertia": [0.1, 0.2, 0.3], "optimizer.repel": [0.0, 0.05]}
-    given = {"methods": {}, "references": [], "sampler": {"trials": 3, "space": space}}
-    given |= {"budgets": [6], "seeds": 1, "tasks": {"one": GIVEN["tasks"]["one"]}}
+    sampler = {"trials": 3, "space": space}
+    given = {**ONE, "methods": {}, "references": [], "seeds": 1, "sampler": sampler}
     for number in range(3):
         study = made(tmp_path, **given)
         assert list(study.methods) == [f"trial_{n:02d}" for n in range(number + 1)]
@@ -140,51 +141,33 @@ def remove(study: Study, cell: Cell) -> None:
     study.__post_init__()
 
 
-def record(study: Study, values: list[str | list[float]], **more: Any) -> None:
-    """Write results, a value list for each cell that `more` leaves (method=, task=, budget=)."""
-    some = [
-        cell
-        for cell in study.cells()
-        if all(
-            more.get(key) in (None, value)
-            for key, value in (
-                ("task", cell.task),
-                ("method", cell.method),
-                ("budget", cell.budget),
-            )
-        )
-    ]
-    assert len(some) == len(values)
+def record(study: Study, values: list[str | list[float]], dev: float = 0.75, **more: Any) -> None:
+    """Write results, a value list for each cell of a method= and task=."""
+    no_gradient = more.pop("dev_no_gradient", None)
+    some = [one for one in study.cells() if all(getattr(one, k) == v for k, v in more.items())]
     for cell, mine in zip(some, values, strict=True):
-        numbers = [float(v) for v in mine]
-        study.add_result(
-            cell,
-            {
-                "method": cell.method,
-                "seed": cell.seed,
-                "words": study.defining_words(cell),
-                "start": {"expert": "amber", "dev": 0.5, "test": 0.25, "values": "01"},
-                "constant": {"answer": "Yes", "test": 0.125, "by_domain": 0.25},
-                "dev": more.get("dev", 0.75),
-                "dev_no_gradient": more.get("dev_no_gradient"),
-                "test": round(float(np.mean(numbers)), 6),
-                "values": mine,
-                "found": "1.00 amber",
-                "prompt_equivalents": 24,
-                "seconds": 2.0,
-                "cpu_seconds": 1.0,
-                "test_digest": "t",
-                "experts_digest": "e",
-                "base_digest": "b",
-            },
-        )
+        result = {
+            "method": cell.method,
+            "seed": cell.seed,
+            "words": study.defining_words(cell),
+            "start": {"expert": "amber", "dev": 0.5, "test": 0.25, "values": "01"},
+            "constant": {"answer": "Yes", "test": 0.125, "by_domain": 0.25},
+            "dev": dev,
+            "dev_no_gradient": no_gradient,
+            "test": round(float(np.mean([float(v) for v in mine])), 6),
+            "values": mine,
+            "found": "1.00 amber",
+            "prompt_equivalents": 24,
+            "seconds": 2.0,
+            "cpu_seconds": 1.0,
+            **{f"{key}_digest": key for key in ("test", "experts", "base")},
+        }
+        study.add_result(cell, result)
 
 
 def test_numbers_are_those_by_hand(tmp_path: Path) -> None:
     """Two methods, one task, two seeds of eight binary items."""
-    study = made(
-        tmp_path, budgets=[6], tasks={"one": GIVEN["tasks"]["one"]}, methods={"a": {}, "b": {}}
-    )
+    study = made(tmp_path, **TWO)
     record(study, ["00000000", "00000000"], method="a")
     record(study, ["11111111", "11111110"], method="b", dev=1.0, dev_no_gradient=0.5)
     found = analysis.analyse_study(study)
@@ -245,12 +228,7 @@ def test_holm_is_over_methods_and_tasks(tmp_path: Path) -> None:
 
 
 def test_partial_results_rank_on_common_seeds(tmp_path: Path) -> None:
-    study = made(
-        tmp_path,
-        budgets=[6],
-        tasks={"one": GIVEN["tasks"]["one"]},
-        methods={"a": {}, "b": {}, "c": {"varies": []}},
-    )
+    study = made(tmp_path, **{**TWO, "methods": {**TWO["methods"], "c": {"varies": []}}})
     record(study, ["0000", "1111"], method="a")
     record(study, ["0011", "0000"], method="b")
     record(study, ["0001"], method="c")
@@ -264,26 +242,15 @@ def test_partial_results_rank_on_common_seeds(tmp_path: Path) -> None:
 
 
 def test_results_of_other_items_are_refused(tmp_path: Path) -> None:
-    study = made(
-        tmp_path,
-        seeds=1,
-        budgets=[6],
-        tasks={"one": GIVEN["tasks"]["one"]},
-        methods={"a": {}, "b": {}},
-    )
+    study = made(tmp_path, seeds=1, **TWO)
     record(study, ["01"], method="a")
     record(study, ["01"], method="b")
     cell = study.cells()[1]
     study.add_result(cell, {**(study.result(cell) or {}), "test_digest": "u"})
     with pytest.raises(UserError, match="the results of one are of different test items"):
         analysis.analyse_study(study)
-    other = made(
-        tmp_path,
-        seeds=1,
-        budgets=[6],
-        tasks={"one": GIVEN["tasks"]["one"]},
-        methods={"a": {"words": ["optimizer=cmaes"]}, "b": {}},
-    )
+    changed = {"a": {"words": ["optimizer=cmaes"]}, "b": {}}
+    other = made(tmp_path, seeds=1, **{**TWO, "methods": changed})
     with pytest.raises(UserError, match=r"seed0 and 0 more have other settings"):
         other.missing(other.cells())
 

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,12 @@ import commands
 import pytest
 from finetuning_server import Fault, Finetuner, chats, serving
 
-from swarm.compare import finetuning as managing
+from swarm.compare import finetuning
 from swarm.compare.finetuning import FinetuningManager, OpenaiTrainingParams
 from swarm.errors import InvalidArgument, UserError
 
 KEY, OTHER = "sk-test-one-0123456789", "sk-test-two-9876543210"
+Wanted = Callable[..., OpenaiTrainingParams]
 
 
 @pytest.fixture
@@ -30,30 +31,25 @@ def manager(tmp_path: Path) -> FinetuningManager:
     return FinetuningManager(tmp_path / "data", timeout=10)
 
 
-def wanted(server: Finetuner, tmp_path: Path, **more: Any) -> OpenaiTrainingParams:
-    """Parameters of a job on twelve chats."""
-    file = tmp_path / "bird_names.jsonl"
-    if not file.exists():
-        chats(file)
-    given = {"api_key": KEY, "file_name": str(file), "base_model": "gpt-x", "base_url": server.url}
-    return OpenaiTrainingParams(**(given | more))
-
-
-def finished(manager: FinetuningManager, rounds: int = 4) -> None:
-    for _ in range(rounds):
-        manager.update_jobs()
+@pytest.fixture
+def wanted(server: Finetuner, tmp_path: Path) -> Wanted:
+    """Makes parameters of a job on twelve chats."""
+    file = chats(tmp_path / "bird_names.jsonl")
+    common = {"file_name": str(file), "base_model": "gpt-x", "base_url": server.url}
+    return lambda **more: OpenaiTrainingParams(**{"api_key": KEY, **common, **more})
 
 
 def test_a_job_is_created_followed_and_listed_with_its_checkpoints(
     server: Finetuner,
     manager: FinetuningManager,
+    wanted: Wanted,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     check = chats(tmp_path / "check.jsonl", 2)
-    params = wanted(server, tmp_path, epochs=3, seed=7, validation_file_name=str(check))
-    made = manager.create_job(params)
+    made = manager.create_job(wanted(epochs=3, seed=7, validation_file_name=str(check)))
     assert made == manager.get_jobs()["id"][0] and len(server.files) == 2
+    hyper = {"batch_size": "auto", "learning_rate_multiplier": "auto", "n_epochs": 3}
     assert server.bodies[0] == {
         "model": "gpt-x",
         "training_file": "file-1",
@@ -61,185 +57,151 @@ def test_a_job_is_created_followed_and_listed_with_its_checkpoints(
         "seed": 7,
         "suffix": "bird-names",
         "metadata": {"model_swarms": made},
-        "method": {
-            "type": "supervised",
-            "supervised": {
-                "hyperparameters": {
-                    "batch_size": "auto",
-                    "learning_rate_multiplier": "auto",
-                    "n_epochs": 3,
-                }
-            },
-        },
+        "method": {"type": "supervised", "supervised": {"hyperparameters": hyper}},
     }
-    server.jobs["ftjob-1"]["method"] = json.loads(json.dumps(server.jobs["ftjob-1"]["method"]))
     assert manager.get_model_list() == []
-    capsys.readouterr()
-    finished(manager, 3)
+    for _ in range(3):
+        manager.update_jobs()
     said = capsys.readouterr().out
     assert "… bird-names (gpt-x): queued" in said
     assert "running, trained in about 1 h 0" in said
     assert "✓ bird-names: succeeded → ft:gpt-x:bird-names:ftjob-1 and 2 checkpoints" in said
     assert said.endswith("running: 0, succeeded: 1, failed: 0\n")
-    models = manager.get_models()
-    final = "ft:gpt-x:bird-names:ftjob-1"
+    models, final = manager.get_models(), "ft:gpt-x:bird-names:ftjob-1"
     assert list(models["model"]) == [final, f"{final}:ckpt-step-20", f"{final}:ckpt-step-10"]
     assert list(models["epochs"]) == [3, 2, 1] and list(models["checkpoint_step"]) == [30, 20, 10]
     first = models.iloc[0]
     assert (first["batch_size"], first["learning_rate_multiplier"], first["seed"]) == (4, 1.8, 7)
-    assert manager.get_jobs()["job"][0] == "ftjob-1"
     asked = len(server.asked)
     manager.update_jobs()
     assert len(server.asked) == asked, "what is over is not asked about"
 
 
-def test_a_suffix_belongs_to_one_file_and_one_content(
-    server: Finetuner, manager: FinetuningManager, tmp_path: Path
+def test_a_suffix_belongs_to_one_file_and_a_file_is_uploaded_where_it_is_needed(
+    server: Finetuner, manager: FinetuningManager, wanted: Wanted, tmp_path: Path
 ) -> None:
-    manager.create_job(wanted(server, tmp_path, suffix="s"))
+    manager.create_job(wanted(suffix="s"))
     other = chats(tmp_path / "other.jsonl")
-    with pytest.raises(
-        ValueError, match=r"suffix='s' is already used for .*bird_names.jsonl .*give"
-    ):
-        manager.create_job(wanted(server, tmp_path, suffix="s", file_name=str(other)))
+    with pytest.raises(InvalidArgument, match=r"suffix='s' is already used for .*names.jsonl"):
+        manager.create_job(wanted(suffix="s", file_name=str(other)))
     chats(tmp_path / "bird_names.jsonl", 13)
     with pytest.raises(InvalidArgument, match="whose content has changed since"):
-        manager.create_job(wanted(server, tmp_path, suffix="s"))
+        manager.create_job(wanted(suffix="s"))
     chats(tmp_path / "bird_names.jsonl")
-    assert manager.create_job(wanted(server, tmp_path, suffix="s", seed=2))
-    assert len(server.jobs) == 2
-
-
-def test_a_file_is_uploaded_again_only_where_it_is_needed(
-    server: Finetuner, manager: FinetuningManager, tmp_path: Path
-) -> None:
-    manager.create_job(wanted(server, tmp_path))
-    manager.create_job(wanted(server, tmp_path, seed=2))
-    assert server.count("POST /files") == 1
-    # Another project does not see it.
-    manager.create_job(wanted(server, tmp_path, api_key=OTHER))
-    assert server.count("POST /files") == 2
+    manager.create_job(wanted(suffix="s", seed=2))
+    assert server.asked.count("POST /files") == 1
+    manager.create_job(wanted(api_key=OTHER))
+    assert server.asked.count("POST /files") == 2, "another project does not see it"
     server.files.clear()
-    manager.create_job(wanted(server, tmp_path, seed=3))
-    assert server.count("POST /files") == 3
-    assert set(manager.get_models().columns) and len(server.jobs) == 4
+    manager.create_job(wanted(seed=3))
+    assert server.asked.count("POST /files") == 3 and len(server.jobs) == 4
 
 
 def test_several_keys_find_their_jobs_and_no_key_reaches_a_file_or_a_message(
-    server: Finetuner,
     manager: FinetuningManager,
+    wanted: Wanted,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    params = wanted(server, tmp_path)
+    params, bad = wanted(), "sk-wrong-555555555555"
     assert KEY not in repr(params) and KEY not in repr(params.to_job())
     manager.create_job(params)
     monkeypatch.setenv("TUNER_KEY", OTHER)
-    manager.create_job(wanted(server, tmp_path, api_key=OTHER))
-    bad = "sk-wrong-555555555555"
+    manager.create_job(wanted(api_key=OTHER))
     with pytest.raises(UserError) as refused:
-        manager.create_job(wanted(server, tmp_path, api_key=bad, seed=5))
+        manager.create_job(wanted(api_key=bad, seed=5))
     assert bad not in str(refused.value) and "***" in str(refused.value)
     # Another process, which knows the second key by its variable alone.
     fresh = FinetuningManager(tmp_path / "data", timeout=5)
-    capsys.readouterr()
-    finished(fresh, 1)
+    fresh.update_jobs()
     out = capsys.readouterr().out
     assert "no key for http://127.0.0.1" in out and "OPENAI_API_KEY" in out
     assert list(fresh.get_jobs()["state"]) == ["validating_files", "queued", "failed"]
-    finished(FinetuningManager(tmp_path / "data", api_keys=[KEY]), 1)
+    FinetuningManager(tmp_path / "data", api_keys=[KEY]).update_jobs()
     assert fresh.get_jobs()["state"][0] == "queued"
-    assert "sk-" not in capsys.readouterr().out
-    for path in (tmp_path / "data").rglob("*"):
-        text = path.read_bytes() if path.is_file() else b""
-        assert not any(key.encode() in text for key in (KEY, OTHER, bad)), path
+    files = [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
+    written = b"".join(path.read_bytes() for path in files) + capsys.readouterr().out.encode()
+    assert not any(key.encode() in written for key in (KEY, OTHER, bad))
 
 
 def test_a_lost_answer_is_looked_for_and_not_asked_again_too_soon(
     server: Finetuner,
     manager: FinetuningManager,
-    tmp_path: Path,
+    wanted: Wanted,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for number in range(3):
-        manager.create_job(wanted(server, tmp_path, seed=number))
-    server.faults = [Fault("POST", "/fine_tuning/jobs", after=True)]
-    manager.create_job(wanted(server, tmp_path, seed=4))
+        manager.create_job(wanted(seed=number))
+    server.faults = [Fault("/jobs", after=True)]
+    manager.create_job(wanted(seed=4))
     assert len(server.jobs) == 4 and list(manager.get_jobs()["job"])[3] == "ftjob-4"
-    server.faults = [Fault("POST", "/fine_tuning/jobs")]
+    server.faults = [Fault("/jobs")]
     with pytest.raises(UserError, match="Connection error"):
-        manager.create_job(wanted(server, tmp_path, seed=5))
+        manager.create_job(wanted(seed=5))
     with pytest.raises(UserError, match="may still create the job whose response was lost"):
-        manager.create_job(wanted(server, tmp_path, seed=5))
-    assert "goes on with jobs-" not in capsys.readouterr().err and len(server.jobs) == 4
-    monkeypatch.setattr(managing, "SETTLE_S", 0.0)
-    manager.create_job(wanted(server, tmp_path, seed=5))
+        manager.create_job(wanted(seed=5))
+    assert len(server.jobs) == 4
+    monkeypatch.setattr(finetuning, "SETTLE_S", 0.0)
+    manager.create_job(wanted(seed=5))
     assert len(server.jobs) == 5 and len(manager.get_jobs()) == 5
 
 
-def test_a_job_over_the_daily_limit_is_sent_by_a_later_update(
-    server: Finetuner, manager: FinetuningManager, tmp_path: Path
-) -> None:
-    limit = {"error": {"message": "2 a day", "code": "daily_rate_limit_exceeded"}}
-    server.faults = [Fault("POST", "/fine_tuning/jobs", 429, limit)]
-    manager.create_job(wanted(server, tmp_path))
-    assert list(manager.get_jobs()["error"]) == [f"{server.url}: 2 a day"]
-    manager.update_jobs()
-    assert list(manager.get_jobs()["job"]) == ["ftjob-1"]
-    broke = {"error": {"message": "no money", "code": "insufficient_quota"}}
-    server.faults = [Fault("POST", "/fine_tuning/jobs", 429, broke)]
-    with pytest.raises(UserError, match="no money"):
-        manager.create_job(wanted(server, tmp_path, seed=3))
-    assert list(manager.get_jobs()["state"])[1] == "failed"
-
-
-def test_failures_are_told_with_the_servers_reason(
+def test_limits_and_failures_are_told_with_the_servers_reason(
     server: Finetuner,
     manager: FinetuningManager,
+    wanted: Wanted,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    limit = {"error": {"message": "2 a day", "code": "daily_rate_limit_exceeded"}}
+    server.faults = [Fault("/jobs", 429, limit)]
+    manager.create_job(wanted(suffix="late"))
+    assert list(manager.get_jobs()["error"]) == [f"{server.url}: 2 a day"]
+    manager.update_jobs()
+    assert list(manager.get_jobs()["job"]) == ["ftjob-1"], "sent by a later update"
+    for status, told, code in ((429, "no money", "insufficient_quota"), (400, "no gpt-x", None)):
+        server.faults = [Fault("/jobs", status, {"error": {"message": told, "code": code}})]
+        with pytest.raises(UserError, match=told):
+            manager.create_job(wanted(seed=3))
     server.plans["bird-names"] = ("validating_files", "failed")
-    manager.create_job(wanted(server, tmp_path))
-    finished(manager, 1)
+    manager.create_job(wanted())
+    manager.update_jobs()
     assert "✗ bird-names: failed: the file has 3 lines too few" in capsys.readouterr().out
-    assert list(manager.get_jobs()["error"]) == ["the file has 3 lines too few"]
+    assert list(manager.get_jobs()["state"])[1:] == ["failed"] * 3
     # A file that was mended may have the name.
     chats(tmp_path / "bird_names.jsonl", 15)
     del server.plans["bird-names"]
-    manager.create_job(wanted(server, tmp_path))
-    finished(manager)
-    assert manager.get_model_list() == ["ft:gpt-x:bird-names:ftjob-2"]
-    refusal = {"error": {"message": "gpt-z cannot be tuned"}}
-    server.faults = [Fault("POST", "/fine_tuning/jobs", 400, refusal)]
-    with pytest.raises(UserError, match="gpt-z cannot be tuned"):
-        manager.create_job(wanted(server, tmp_path, base_model="gpt-z"))
-    assert list(manager.get_jobs()["state"]) == ["failed", "succeeded", "failed"]
+    manager.create_job(wanted())
+    for _ in range(3):
+        manager.update_jobs()
+    assert manager.get_model_list(suffix="bird-names") == ["ft:gpt-x:bird-names:ftjob-3"]
 
 
 def test_a_key_of_the_environment_goes_to_no_server_it_was_not_meant_for(
-    server: Finetuner, manager: FinetuningManager, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Finetuner,
+    manager: FinetuningManager,
+    wanted: Wanted,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    manager.create_job(wanted(server, tmp_path))
+    manager.create_job(wanted())
     monkeypatch.setenv("OPENAI_API_KEY", OTHER)
     before = len(server.asked)
     FinetuningManager(tmp_path / "data", timeout=5).update_jobs()
     assert len(server.asked) == before
     # Of this name it is meant for the server, and may have been renewed.
     monkeypatch.setenv("TUNER_KEY", OTHER)
-    manager.create_job(wanted(server, tmp_path, api_key=OTHER))
+    manager.create_job(wanted(api_key=OTHER))
     FinetuningManager(tmp_path / "data", timeout=5).update_jobs()
     assert list(manager.get_jobs()["state"]) == ["validating_files", "queued"]
-    assert server.asked[before:].count("GET /fine_tuning/jobs/ftjob-1") == 0
+    assert "GET /fine_tuning/jobs/ftjob-1" not in server.asked[before:]
 
 
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"api_key": " "}, "api_key: is empty"),
         ({"api_key": "clé"}, "not a valid key"),
         ({"epochs": 0}, "epochs=0: must be an integer, at least 1, or auto"),
         ({"lr_multiplier": -1}, "lr_multiplier=-1: must be a number, above 0"),
@@ -266,7 +228,7 @@ def test_the_command_line_does_all_of_it(server: Finetuner, tmp_path: Path) -> N
     (tmp_path / "one.jsonl").write_text(json.dumps({"messages": line}) + "\nno JSON\n")
     paid = tune("cost", "one.jsonl", "--epochs", "2", "--price", "1000000").out
     assert "about 26 tokens in 2 epochs" in paid and paid.endswith(": 26.00\n")
-    assert "one.jsonl: has no" not in paid and "has no valid" in tune("cost", "/dev/null").err
+    assert "has no valid" in tune("cost", "/dev/null").err
     assert tune("models").out == "llmcomp_models: no models\n"
     make = ("create", "dogs.jsonl", "--base-model", "gpt-x", "--base-url", server.url)
     make += ("--api-key-env", "TUNER_KEY", "--epochs", "2")
@@ -277,5 +239,6 @@ def test_the_command_line_does_all_of_it(server: Finetuner, tmp_path: Path) -> N
     said = tune("models", "suffix=dogs", "epochs=2").out + tune("jobs").out
     assert "ft:gpt-x:dogs:ftjob-1" in said and "succeeded" in said and "ckpt" not in said
     assert "error: colour: no such column" in tune("models", "colour=red").err
+    assert commands.run("swarm.compare", "update-jobs", cwd=tmp_path).out.endswith("failed: 0\n")
     (tmp_path / "dogs.jsonl").write_text("{")
-    assert tune("validate", "dogs.jsonl").code == 1
+    assert commands.run("swarm.compare", "validate-file", "dogs.jsonl", cwd=tmp_path).code == 1

@@ -185,14 +185,14 @@ def test_a_killed_creation_is_gone_on_with_and_never_done_twice(
             started[0].kill()
             started[0].wait()
 
-        server.faults = [Fault("POST", path, after=after, act=kill)]
+        server.faults = [Fault(path, after=after, act=kill)]
         started.append(subprocess.Popen([str(part) for part in command]))
         assert started[0].wait(120) == -signal.SIGKILL
         manager = FinetuningManager(tmp_path / "data", api_keys=[KEY], timeout=10)
         assert list(manager.get_jobs()["state"]) == ["creating"]
         monkeypatch.setattr(managing, "SETTLE_S", 0.0)
         manager.update_jobs()
-        sent = server.count("POST /fine_tuning/jobs")
+        sent = server.asked.count("POST /fine_tuning/jobs")
         assert len(server.jobs) == 1 and sent == 2 - (after or path == "/files")
         assert list(manager.get_jobs()["job"]) == ["ftjob-1"]
 

@@ -147,7 +147,7 @@ def plot(
 
 def stacked_bars(
     df: pd.DataFrame,
-    answer_column: str,
+    answer_column: str = "answer",
     selected_answers: Sequence[Any] | None = None,
     min_fraction: float | None = None,
     probabilities: bool = False,
@@ -191,26 +191,12 @@ def stacked_bars(
     return _finish_figure(figure, df, options, note)
 
 
-def free_form_stacked_bar(
-    df: pd.DataFrame,
-    answer_column: str = "answer",
-    selected_answers: Sequence[Any] | None = None,
-    min_fraction: float | None = None,
-    **options: Any,
-) -> Figure:
-    """Draw the shares of answers; arguments as `plot`."""
-    return stacked_bars(df, answer_column, selected_answers, min_fraction, **options)
+free_form_stacked_bar = stacked_bars
 
 
-def probs_stacked_bar(
-    df: pd.DataFrame,
-    probs_column: str = "probs",
-    selected_answers: Sequence[Any] | None = None,
-    min_fraction: float | None = None,
-    **options: Any,
-) -> Figure:
-    """Draw the mean probabilities of a column of dictionaries; arguments as `plot`."""
-    return stacked_bars(df, probs_column, selected_answers, min_fraction, True, **options)
+def probs_stacked_bar(df: pd.DataFrame, probs_column: str = "probs", **options: Any) -> Figure:
+    """Draw the mean probabilities of a column of dictionaries; arguments as `stacked_bars`."""
+    return stacked_bars(df, probs_column, probabilities=True, **options)
 
 
 def _intervals_by_category(values: AnswerMatrix, by: str) -> dict[int, ColumnIntervals]:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 from swarm._util.threads import run_concurrently
@@ -28,6 +28,32 @@ RunnerResult = tuple[Any, dict[str, Any]]
 """A result, and the parameters that were sent."""
 
 
+SCRIPTS: dict[Any, Callable[..., Script[RunnerResult]]] = {}
+"""By method of `Runner`, the script that it runs; those of many calls share one pool."""
+
+
+def _run_script(make: Callable[..., Script[RunnerResult]]) -> Callable[..., RunnerResult]:
+    """Decorate a script, so that it is a method that runs it."""
+
+    @wraps(make)
+    def call(self: "Runner", *args: Any, **given: Any) -> RunnerResult:
+        [result] = run_scripts([_catch_user_errors(make(self, *args, **given))], self.model)
+        if isinstance(result, UserError):
+            raise result
+        return result
+
+    SCRIPTS[call] = make
+    return call
+
+
+def _catch_user_errors(script: Script[RunnerResult]) -> Script[RunnerResult | UserError]:
+    """Return the error as the result, so that a failed call does not end the others."""
+    try:
+        return (yield from script)
+    except UserError as error:
+        return error
+
+
 class Runner:
     """Queries one model; cached answers are not requested again.
 
@@ -43,7 +69,8 @@ class Runner:
         """See `Config.client_for_model`."""
         return Config.client_for_model(self.model)
 
-    def get_text(self, params: Mapping[str, Any]) -> RunnerResult:
+    @_run_script
+    def get_text(self, params: Mapping[str, Any]) -> Script[RunnerResult]:
         """Return one answer's text.
 
         Args:
@@ -55,11 +82,16 @@ class Runner:
         Raises:
             UserError: The request failed.
         """
-        return self._run_one(self._get_text(params))
+        call = ModelCall(self.model, validate_params(params, self.model))
+        [outcome] = yield [SampleRequest(call)]
+        if isinstance(outcome, UserError):
+            raise outcome
+        return outcome.text, call.api_kwargs
 
+    @_run_script
     def single_token_probs(
         self, params: Mapping[str, Any], *, num_samples: int = 1, convert_to_probs: bool = True
-    ) -> RunnerResult:
+    ) -> Script[RunnerResult]:
         """Return the most probable next tokens.
 
         Args:
@@ -73,9 +105,15 @@ class Runner:
         Raises:
             UserError: The request failed, or the endpoint reports no probabilities.
         """
-        return self._run_one(self._single_token_probs(params, num_samples, convert_to_probs))
+        top = params.get("top_logprobs", MAX_TOP_LOGPROBS)
+        call = ModelCall(self.model, with_logprobs(validate_params(params, self.model), top))
+        found = yield from read_next_token(call, range(num_samples))
+        if found.error:
+            raise found.error
+        return (found if convert_to_probs else found.to_logprobs()).answer, call.api_kwargs
 
-    def sample_probs(self, params: Mapping[str, Any], *, num_samples: int) -> RunnerResult:
+    @_run_script
+    def sample_probs(self, params: Mapping[str, Any], *, num_samples: int) -> Script[RunnerResult]:
         """Return the frequency of each answer.
 
         Args:
@@ -88,7 +126,11 @@ class Runner:
         Raises:
             UserError: A sample failed.
         """
-        return self._run_one(self._sample_probs(params, num_samples))
+        call = ModelCall(self.model, validate_params(params, self.model))
+        found = yield from count_answers(call, range(num_samples))
+        if found.error:
+            raise found.error
+        return found.answer, call.api_kwargs
 
     def get_many(
         self,
@@ -121,14 +163,10 @@ class Runner:
         arguments = [{k: v for k, v in one.items() if not k.startswith("_")} for one in kwargs_list]
         workers = max_workers or Config.max_workers
         results: Iterator[tuple[int, Any]]
-        # Calls of a runner's methods share one pool; an override in a subclass is any function.
-        if getattr(func, "__func__", None) in (
-            Runner.get_text,
-            Runner.single_token_probs,
-            Runner.sample_probs,
-        ):
-            make = getattr(func.__self__, f"_{func.__name__}")  # type: ignore[attr-defined]
-            scripts = [_catch_user_errors(make(**one)) for one in arguments]
+        # An override in a subclass is called as any function.
+        if make := SCRIPTS.get(getattr(func, "__func__", None)):
+            runner = func.__self__  # type: ignore[attr-defined]
+            scripts = [_catch_user_errors(make(runner, **one)) for one in arguments]
             results = as_completed(scripts, title or self.model, workers, silent)
         else:
             calls = [partial(_catch_exceptions, func, one) for one in arguments]
@@ -141,44 +179,6 @@ class Runner:
                 print(f"call {number} failed: {one}", file=sys.stderr)
                 one = (None, {})
             yield kwargs_list[number], one
-
-    def _run_one(self, script: Script[RunnerResult]) -> RunnerResult:
-        [result] = run_scripts([_catch_user_errors(script)], self.model)
-        if isinstance(result, UserError):
-            raise result
-        return result
-
-    def _get_text(self, params: Mapping[str, Any]) -> Script[RunnerResult]:
-        call = ModelCall(self.model, validate_params(params, self.model))
-        [outcome] = yield [SampleRequest(call)]
-        if isinstance(outcome, UserError):
-            raise outcome
-        return outcome.text, call.api_kwargs
-
-    def _single_token_probs(
-        self, params: Mapping[str, Any], num_samples: int = 1, convert_to_probs: bool = True
-    ) -> Script[RunnerResult]:
-        top = params.get("top_logprobs", MAX_TOP_LOGPROBS)
-        call = ModelCall(self.model, with_logprobs(validate_params(params, self.model), top))
-        found = yield from read_next_token(call, range(num_samples))
-        if found.error:
-            raise found.error
-        return (found if convert_to_probs else found.to_logprobs()).answer, call.api_kwargs
-
-    def _sample_probs(self, params: Mapping[str, Any], num_samples: int) -> Script[RunnerResult]:
-        call = ModelCall(self.model, validate_params(params, self.model))
-        found = yield from count_answers(call, range(num_samples))
-        if found.error:
-            raise found.error
-        return found.answer, call.api_kwargs
-
-
-def _catch_user_errors(script: Script[RunnerResult]) -> Script[RunnerResult | UserError]:
-    """Return the error as the result, so that a failed call does not end the others."""
-    try:
-        return (yield from script)
-    except UserError as error:
-        return error
 
 
 def in_number_order(done: Iterator[tuple[int, Any]]) -> Generator[tuple[int, Any], None, None]:

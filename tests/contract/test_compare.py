@@ -13,12 +13,11 @@ import distribution_model
 import endpoints
 import pandas as pd
 import pytest
-from compare_endpoint import KEY, asked, repeats, script
+from compare_endpoint import KEY, asked, repeats, script, texts
 
-from swarm.compare import Config, FreeForm, Question, Runner
+from swarm.compare import Config, FreeForm, ModelAdapter, Question, Runner
 from swarm.compare.sampling import (
     ModelCall,
-    SampleOutcome,
     SampleRequest,
     Script,
     open_answer_cache,
@@ -30,16 +29,15 @@ from swarm.models.base import Completion, Model, Request
 
 settings = pytest.fixture(autouse=True)(compare_endpoint.settings.__wrapped__)
 
-
 COLUMNS = ["model", "group", "answer", "question", "api_kwargs", "paraphrase_ix", "error"]
 TEXT = {"type": "free_form_judge", "model": "judge", "paraphrases": ["Is it so? {answer}"]}
 BOTH = {**TEXT, "paraphrases": ["Asked {question}, said {answer}."]}
 RATING = {"type": "rating_judge", "model": "rater", "paraphrases": ["Rate {answer}"]}
 
 
-def texts(heard: Sequence[SampleOutcome]) -> list[str | None]:
-    """What was said; `None` where it failed."""
-    return [one.text if isinstance(one, Completion) else None for one in heard]
+def free_form(*paraphrases: Any, **more: Any) -> FreeForm:
+    """A question in free form."""
+    return Question.create(type="free_form", paraphrases=list(paraphrases), **more)
 
 
 def test_a_model_gets_one_request_until_it_has_answered_and_then_many() -> None:
@@ -69,59 +67,61 @@ def test_of_many_samples_those_that_lack_are_asked() -> None:
         assert part == second[5:29]
 
 
+def test_cached_rows_ask_nothing_and_tell_nothing_before_a_request() -> None:
+    """What is cached is read without the endpoint; the other rows of the run are requested."""
+    before: list[str] = []
+    with compare_endpoint.endpoint() as server:
+        run_scripts([script(asked(f"q{n}")) for n in range(3)], before=lambda: before.append("1"))
+        run_scripts([script(asked(f"q{n}")) for n in range(3)], before=lambda: before.append("2"))
+        assert (before, len(server.asked)) == (["1"], 3)
+        heard = run_scripts([script(asked(f"q{n}")) for n in range(5)])
+        assert texts(heard) == [f"so: q{n}" for n in range(5)] and len(server.asked) == 5
+        assert [one.cached for one in heard] == [True] * 3 + [False] * 2
+
+
 def test_a_server_that_always_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its requests are repeated so often and no more; then nothing new is asked of it."""
     monkeypatch.setattr("swarm.models.http.FIRST_WAIT", 0.001)
     with compare_endpoint.endpoint(lambda _: endpoints.Reply({}, 500)) as server:
-        began = time.monotonic()
         heard = run_scripts([script(asked(f"q{n}")) for n in range(300)])
         assert texts(heard) == [None] * 300
-        assert time.monotonic() - began < 10
         assert len(server.asked) == 39, "three requests, 13 times each"
     [later] = run_scripts([script(asked("q0"))])
     assert isinstance(later, UserError), "the server is gone"
 
 
-class Shouts(Model):
-    """A model of one's own; counts what it is asked."""
+class Says(Model):
+    """A model of one's own, that says the last turn in capitals after a word."""
 
-    def __init__(self) -> None:
-        self.asked: list[Request] = []
+    def __init__(self, word: str = "") -> None:
+        self.word = word
+        self._asked: list[Request] = []
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """The last turn in capitals."""
-        self.asked += requests
-        return [Completion(request.prompt[-1].content.upper()) for request in requests]
+        """See `Model.generate`."""
+        self._asked += requests
+        return [Completion(self.word + request.prompt[-1].content.upper()) for request in requests]
 
 
 def test_a_model_of_ones_own_is_a_class_with_generate() -> None:
-    own = Config.models["shouts"] = Shouts()
-    ask = [script(asked(f"q{n}", "shouts"), sample) for n in range(5) for sample in range(2)]
+    own = Config.models["own"] = Says()
+    ask = [script(asked(f"q{n}", "own"), sample) for n in range(5) for sample in range(2)]
     assert texts(run_scripts(ask))[:3] == ["Q0", "Q0", "Q1"]
-    assert len(own.asked) == 10 and own.asked[0].max_new_tokens == 5
-    [again] = run_scripts([script(asked("q3", "shouts"), 1)])
-    assert again.cached and len(own.asked) == 10
-    [heard] = run_scripts([script(asked("q", "shouts", logit_bias={1: 2}))])
-    assert "shouts: logit_bias is not supported" in str(heard)
-    [heard] = run_scripts([script(asked([{"type": "text", "text": "hi"}], "shouts"))])
-    assert "accepts text only" in str(heard)
-    Config.models["wrong"] = object()
-    [heard] = run_scripts([script(asked("q", "wrong"))])
-    assert isinstance(heard, InvalidArgument) and "must be a swarm.models.base.Model" in str(heard)
-
-
-def test_models_of_ones_own_that_are_made_otherwise_are_others() -> None:
-    class Says(Model):
-        def __init__(self, word: str) -> None:
-            self.word = word
-
-        def generate(self, requests: Sequence[Request]) -> list[Completion]:
-            """The word."""
-            return [Completion(self.word)] * len(requests)
-
-    for word in ("one", "two"):
-        Config.models = {"own": Says(word)}
-        assert texts(run_scripts([script(asked(model="own"))])) == [word]
+    [again] = run_scripts([script(asked("q3", "own"), 1)])
+    assert again.cached and len(own._asked) == 10 and own._asked[0].max_new_tokens == 5
+    Config.models = {"own": Says("oh "), "wrong": object()}
+    heard = run_scripts(
+        [
+            script(asked("q0", "own")),
+            script(asked("q", "own", logit_bias={1: 2})),
+            script(asked([{"type": "text", "text": "hi"}], "own")),
+            script(asked("q", "wrong")),
+        ]
+    )
+    assert heard[0].text == "oh Q0", "one that is made otherwise is another"
+    assert "own: logit_bias is not supported" in str(heard[1])
+    assert "accepts text only" in str(heard[2])
+    assert isinstance(heard[3], InvalidArgument) and "swarm.models.base.Model" in str(heard[3])
 
 
 def test_the_key_is_written_nowhere(settings: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -133,22 +133,24 @@ def test_the_key_is_written_nowhere(settings: Path, capfd: pytest.CaptureFixture
     with compare_endpoint.endpoint(answer):
         heard = run_scripts([script(asked())])
         print(heard, Config.client_for_model("small"), repr(Config.client_cache))
-        Config.client_for_model("small")
     assert KEY.encode() not in b"".join(file.read_bytes() for file in settings.glob("*"))
     assert KEY not in "".join(capfd.readouterr())
     assert "***" in heard[0].text
 
 
-def together(request: endpoints.Asked) -> endpoints.Reply:
-    """As many answers as are asked for."""
-    reply = repeats(request)
-    choices = reply.body["choices"] * request.body.get("n", 1)
-    return endpoints.Reply({**reply.body, "choices": choices})
-
-
 def test_samples_that_are_counted_are_asked_for_together() -> None:
     """The prompt is paid once; what is kept is not asked for again, and one by one where `n` is
     not known, or is refused."""
+
+    def together(request: endpoints.Asked) -> endpoints.Reply:
+        reply = repeats(request)
+        choices = reply.body["choices"] * request.body.get("n", 1)
+        return endpoints.Reply({**reply.body, "choices": choices})
+
+    def refusing(request: endpoints.Asked) -> endpoints.Reply:
+        if "n" in request.body:
+            return endpoints.Reply({"error": {"message": "n must be 1"}}, 400)
+        return repeats(request)
 
     def probabilities(count: int) -> None:
         calls = [
@@ -167,20 +169,32 @@ def test_samples_that_are_counted_are_asked_for_together() -> None:
     with compare_endpoint.endpoint() as server:
         probabilities(7)
         assert len(server.asked) == 56, "an endpoint that gives one answer, whatever n is"
-
-    def refusing(request: endpoints.Asked) -> endpoints.Reply:
-        if "n" in request.body:
-            return endpoints.Reply({"error": {"message": "n must be 1"}}, 400)
-        return repeats(request)
-
     with compare_endpoint.endpoint(refusing) as server:
         probabilities(3)
         assert 24 < len(server.asked) <= 32
 
 
-def free_form(*paraphrases: Any, **more: Any) -> FreeForm:
-    """A question in free form."""
-    return Question.create(type="free_form", paraphrases=list(paraphrases), **more)
+def test_any_function_is_called_with_many_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    def half(n: int) -> tuple[float, dict[str, Any]]:
+        return 1 / n, {}
+
+    calls = [{"n": n, "_id": f"call {n}"} for n in (2, 0, 4)]
+    found = list(Runner("m").get_many(half, calls, in_order=True))
+    assert [(given["_id"], out) for given, (out, _) in found] == [
+        *[("call 2", 0.5), ("call 0", None), ("call 4", 0.25)]
+    ]
+    assert capsys.readouterr().err == "call 1 failed: division by zero\n"
+
+
+def test_a_handler_of_an_adapter_cannot_ask_and_its_error_comes_before_any_request() -> None:
+    def wrong(params: dict[str, Any], model: str) -> Any:
+        return {**params, "max_tokens": "many"}
+
+    with compare_endpoint.endpoint() as server:
+        ModelAdapter.register(lambda model: model == "m2", wrong)
+        with pytest.raises(InvalidArgument, match="m2: max_tokens='many': must be an integer"):
+            free_form("x").df({"g": ["m1", "m2"]})
+        assert not server.asked
 
 
 def test_a_row_for_each_group_model_paraphrase_and_sample_in_order() -> None:
@@ -202,7 +216,7 @@ def test_a_row_for_each_group_model_paraphrase_and_sample_in_order() -> None:
     assert KEY not in df.to_json()
 
 
-def test_more_samples_models_and_paraphrases_ask_what_is_new() -> None:
+def test_more_samples_models_and_paraphrases_ask_what_is_new_until_forgotten() -> None:
     with compare_endpoint.endpoint() as server:
 
         def asks(groups: Mapping[str, Sequence[str]], *said: str, samples: int) -> int:
@@ -214,7 +228,10 @@ def test_more_samples_models_and_paraphrases_ask_what_is_new() -> None:
         assert asks({"g": ["m1"]}, "one", "two", samples=4) == 2
         assert asks({"g": ["m1"]}, "zero", "one", "two", samples=4) == 4
         assert asks({"g": ["m1", "m2"]}, "one", samples=4) == 4
-        assert asks({"g": ["m1", "m2"]}, "one", samples=2) == 0
+        assert asks({"g": ["m1", "m2"]}, "one", "one", samples=2) == 0, "the second has others"
+        assert free_form("one").clear_cache("m1"), "earlier runs had more samples"
+        assert not free_form("one").clear_cache("m1")
+        assert asks({"g": ["m1", "m2"]}, "one", samples=4) == 4
 
 
 def test_failures_are_rows_and_are_told_and_asked_again(
@@ -224,17 +241,14 @@ def test_failures_are_rows_and_are_told_and_asked_again(
     with compare_endpoint.endpoint() as server:
         df = question.df({"g": ["m1", "m2"]})
         question.df({"g": ["m1", "m2"]})
-        assert server.texts().count("bad") == 8
-        assert server.texts().count("good") == 4
-    assert list(df.answer[df.question == "good"]) == ["so: good"] * 4
-    assert list(df.error[df.question == "good"]) == [None] * 4
-    assert df.answer[df.question == "bad"].isna().all()
-    assert all("I do not answer that" in one for one in df.error[df.question == "bad"])
+        assert (server.texts().count("bad"), server.texts().count("good")) == (8, 4)
+    good, bad = df[df.question == "good"], df[df.question == "bad"]
+    assert list(good.answer) == ["so: good"] * 4 and list(good.error) == [None] * 4
+    assert bad.answer.isna().all() and bad.error.str.contains("I do not answer that").all()
     told = capsys.readouterr().err.splitlines()
-    assert [line[: line.index(" have")] for line in told[:2]] == [
-        *("question __unnamed, model m1: 2 of 4 rows", "question __unnamed, model m2: 2 of 4 rows")
-    ]
-    assert "I do not answer that" in told[0]
+    for model, line in zip(("m1", "m2"), told, strict=False):
+        assert line.startswith(f"question __unnamed, model {model}: 2 of 4 rows have an error: ")
+        assert "I do not answer that" in line
 
 
 def test_details_tell_a_refusal_from_an_empty_answer() -> None:
@@ -244,30 +258,13 @@ def test_details_tell_a_refusal_from_an_empty_answer() -> None:
         return endpoints.chat("", prompt=7, new=1, reasoning="Nothing to say.")
 
     with compare_endpoint.endpoint(answer):
-        df = free_form("x").df({"g": ["empty", "refuses"]}, details=True)
-        again = free_form("x").df({"g": ["empty", "refuses"]}, details=True)
-    assert list(df.answer) == ["", ""]
-    assert list(df.finish) == ["stop", "refusal"]
-    assert list(df.columns) == [
-        *COLUMNS,
-        *("sample", "finish", "reasoning", "prompt_tokens", "new_tokens"),
-        *("seconds", "cost", "cached"),
-    ]
+        df, again = (free_form("x").df({"g": ["empty", "refuses"]}, details=True) for _ in range(2))
+    assert list(df.answer) == ["", ""] and list(df.finish) == ["stop", "refusal"]
+    details = "sample finish reasoning prompt_tokens new_tokens seconds cost cached".split()
+    assert list(df.columns) == [*COLUMNS, *details]
     first = df.loc[0]
     assert (first.reasoning, first.prompt_tokens, first.new_tokens) == ("Nothing to say.", 7, 1)
     assert (list(df.cached), list(again.cached)) == ([False, False], [True, True])
-    assert df.cached.dtype == bool
-
-
-def test_what_a_model_answered_is_forgotten() -> None:
-    question = free_form("x", "y", samples_per_paraphrase=3)
-    with compare_endpoint.endpoint() as server:
-        question.df({"g": ["m1", "m2"]})
-        fewer = free_form("x", "y")
-        assert fewer.clear_cache("m1"), "earlier runs had more samples"
-        assert not question.clear_cache("m1")
-        question.df({"g": ["m1", "m2"]})
-        assert len(server.asked) == 18
 
 
 def test_results_are_the_rows_of_a_model() -> None:
@@ -283,8 +280,7 @@ def test_results_are_the_rows_of_a_model() -> None:
         assert first.data[0]["error"] is None and first.data[0]["api_kwargs"]["model"] == "m2"
         assert question.get_results(["m1"]) == [second] and len(server.asked) == 8
         assert question.many_models_execute(["m1"]) == [second] and len(server.asked) == 12
-        assert list(question.df({"g": ["m1", "m2"]})["error"]) == [None] * 8
-        assert len(server.asked) == 12 and question.get_results([]) == []
+        assert question.get_results([]) == []
         for wrong in (["m1", "m1"], "m1", [3]):
             with pytest.raises(InvalidArgument):
                 question.get_results(wrong)
@@ -292,27 +288,20 @@ def test_results_are_the_rows_of_a_model() -> None:
 
 def asks(judges: Any, *paraphrases: Any, **more: Any) -> Any:
     """A question with judges."""
-    said = list(paraphrases or ["one", "two"])
-    return Question.create(type="free_form", paraphrases=said, judges=judges, **more)
-
-
-def likely(chances: dict[str, float]) -> endpoints.Reply:
-    """One token with its likeliest alternatives."""
-    top = [{"token": text, "logprob": math.log(p)} for text, p in chances.items()]
-    first = {**top[0], "top_logprobs": top}
-    choice = {
-        "message": {"content": top[0]["token"]},
-        "finish_reason": "stop",
-        "logprobs": {"content": [first]},
-    }
-    return endpoints.Reply({"choices": [choice]})
+    return free_form(*(paraphrases or ("one", "two")), judges=judges, **more)
 
 
 def answer(asked: endpoints.Asked) -> endpoints.Reply:
     """Models say the length of what they are asked, judges what they are asked."""
     said = asked.body["messages"][-1]["content"]
     if asked.body["model"] == "rater":
-        return likely({"80": 0.6, "20": 0.2, "no": 0.2})
+        top = [
+            {"token": text, "logprob": math.log(p)}
+            for text, p in (("80", 0.6), ("20", 0.2), ("no", 0.2))
+        ]
+        reply = endpoints.chat("80")
+        reply.body["choices"][0]["logprobs"] = {"content": [{**top[0], "top_logprobs": top}]}
+        return reply
     if asked.body["model"] == "judge":
         return endpoints.chat(f"<{said}>")
     if "bad" in said:
@@ -320,53 +309,66 @@ def answer(asked: endpoints.Asked) -> endpoints.Reply:
     return endpoints.chat(f"{len(said)} letters")
 
 
-def test_judges_are_columns() -> None:
+def test_judges_are_columns_and_what_is_kept_of_them_is_listed() -> None:
     question = asks({"so": BOTH, "score": RATING}, samples_per_paraphrase=2)
     with compare_endpoint.endpoint(answer) as server:
         df = question.df({"g": ["m1", "m2"]})
-        asked = len(server.asked)
-        again = question.df({"g": ["m1", "m2"]})
-        assert len(server.asked) == asked
+        count = len(server.asked)
+        pd.testing.assert_frame_equal(df, question.df({"g": ["m1", "m2"]}))
+        so, score = (judge.get_cache() for judge in question.judges.values())
+        assert len(server.asked) == count
     assert list(df.columns) == [
         *("model", "group", "answer", "so", "score", "question", "api_kwargs", "paraphrase_ix"),
         *("so_question", "score_question", "score_raw_answer", "score_probs", "error"),
     ]
-    assert asked == 8 + 2 + 1, "one for each question and answer, one for each answer"
-    assert list(df.so[:3]) == ["<Asked one, said 3 letters.>"] * 2 + [
-        "<Asked two, said 3 letters.>"
-    ]
-    assert list(df.so_question[:1]) == ["Asked one, said 3 letters."]
+    assert count == 8 + 2 + 1, "one for each question and answer, one for each answer"
+    prompts = [f"Asked {one}, said 3 letters." for one in ("one", "two")]
+    assert list(df.so[:3]) == [f"<{prompts[0]}>"] * 2 + [f"<{prompts[1]}>"]
+    assert df.so_question[0] == prompts[0] and df.score_question[0] == "Rate 3 letters"
     assert df.score.tolist() == pytest.approx([65.0] * 8)
     assert df.score_raw_answer[0] == pytest.approx({"80": 0.6, "20": 0.2, "no": 0.2})
     assert df.score_probs[0] == pytest.approx({80: 0.75, 20: 0.25})
-    pd.testing.assert_frame_equal(df, again)
+    assert list(so.columns) == ["question", "answer", "judge_question", "judge_answer"]
+    assert so.values.tolist() == [
+        [one, "3 letters", prompt, f"<{prompt}>"]
+        for one, prompt in zip(("one", "two"), prompts, strict=True)
+    ]
+    assert list(score.columns) == [*so.columns, "judge_raw_answer"] and len(score) == 1
+    assert score.question.isna().all() and score.judge_answer[0] == pytest.approx(65)
+    assert score.judge_raw_answer[0] == pytest.approx({"80": 0.6, "20": 0.2, "no": 0.2})
+    assert Question.create(**{**TEXT, "model": "other"}).get_cache().empty
 
 
-def test_a_new_judge_or_range_asks_the_judge_alone() -> None:
+def test_a_new_judge_or_range_asks_the_judge_alone_until_it_is_forgotten() -> None:
     with compare_endpoint.endpoint(answer) as server:
         asks(None).df({"g": ["m"]})
-        assert len(server.asked) == 2
-        df = asks({"score": RATING}).df({"g": ["m"]})
+        question = asks({"score": RATING})
+        assert question.df({"g": ["m"]}).score[0] == pytest.approx(65)
         assert [one.body["model"] for one in server.asked[2:]] == ["rater"]
-        narrow = {**RATING, "max_rating": 50 + 50, "min_rating": 50}
+        narrow = {**RATING, "min_rating": 50}
         assert asks({"score": narrow}).df({"g": ["m"]}).score[0] == pytest.approx(80)
-        assert df.score[0] == pytest.approx(65)
         assert len(server.asked) == 3, "the range is no part of what is asked"
+        assert question.clear_cache("m")
+        question.df({"g": ["m"]})
+        assert len(server.asked) == 5, "the judges' answers stayed"
+        assert question.clear_cache("m", judges=True)
+        assert question.judges["score"].get_cache().empty
+        question.df({"g": ["m"]})
+        assert len(server.asked) == 8
 
 
 def test_prompts_that_coincide_keep_all_rows() -> None:
     """("ab", "c") and ("a", "bc") are the same text to this judge."""
-    judge = {**TEXT, "paraphrases": ["{question}{answer}"]}
     said = {"ab": "c", "a": "bc"}
 
     def reply(asked: endpoints.Asked) -> endpoints.Reply:
         return endpoints.chat(said.get(asked.body["messages"][-1]["content"], "yes"))
 
     with compare_endpoint.endpoint(reply) as server:
+        judge = {**TEXT, "paraphrases": ["{question}{answer}"]}
         df = asks({"so": judge}, "ab", "a").df({"g": ["m"]})
         assert len(server.asked) == 3
-    assert list(df.so) == ["yes", "yes"]
-    assert list(df.so_question) == ["abc", "abc"]
+    assert list(df.so) == ["yes", "yes"] and list(df.so_question) == ["abc", "abc"]
 
 
 def test_a_failed_answer_is_not_judged_and_a_failed_judgement_is_told() -> None:
@@ -379,15 +381,12 @@ def test_a_failed_answer_is_not_judged_and_a_failed_judgement_is_told() -> None:
     with compare_endpoint.endpoint(reply) as server:
         df = question.df({"g": ["m"]})
         assert [one.body["model"] for one in server.asked].count("judge") == 1
-        assert df.answer[0] == "4 letters"
-        assert df.so[0] == "<Is it so? 4 letters>"
-        assert pd.isna(df.score[0])
-        assert df.score_probs[0] is None
-        assert "judge score: " in df.error[0]
-        assert "too busy judging" in df.error[0]
-        assert (df.answer[1], df.so[1], df.so_question[1]) == (None, None, None)
-        assert "not that" in df.error[1]
-        assert "judge" not in df.error[1]
+        good, bad = df.loc[0], df.loc[1]
+        assert (good.answer, good.so) == ("4 letters", "<Is it so? 4 letters>")
+        assert pd.isna(good.score) and good.score_probs is None
+        assert "judge score: " in good.error and "too busy judging" in good.error
+        assert (bad.answer, bad.so, bad.so_question) == (None, None, None)
+        assert "not that" in bad.error and "judge" not in bad.error
         assert question.judges["score"].get_cache().empty, "a failure is not kept"
         server.answer = answer
         assert question.df({"g": ["m"]}).score[0] == pytest.approx(65), "it is asked again"
@@ -398,50 +397,15 @@ def test_answers_stream_into_their_judges() -> None:
     judged_first = threading.Event()
 
     def reply(asked: endpoints.Asked) -> endpoints.Reply:
-        said = asked.body["messages"][-1]["content"]
         if asked.body["model"] == "judge":
             judged_first.set()
-        elif said == "slow":
+        elif asked.body["messages"][-1]["content"] == "slow":
             assert judged_first.wait(10)
         return answer(asked)
 
     with compare_endpoint.endpoint(reply):
         df = asks({"so": TEXT}, "fast one", "slow").df({"g": ["m"]})
     assert df.error.isna().all()
-
-
-def test_what_is_kept_of_judges_is_listed() -> None:
-    question = asks({"so": BOTH, "score": RATING, "short": TEXT}, "one", "three")
-    with compare_endpoint.endpoint(answer) as server:
-        question.df({"g": ["m"]})
-        asked = len(server.asked)
-        so, score, short = (judge.get_cache() for judge in question.judges.values())
-        assert len(server.asked) == asked
-    assert list(so.columns) == ["question", "answer", "judge_question", "judge_answer"]
-    assert so.values.tolist() == [
-        ["one", "3 letters", "Asked one, said 3 letters.", "<Asked one, said 3 letters.>"],
-        ["three", "5 letters", "Asked three, said 5 letters.", "<Asked three, said 5 letters.>"],
-    ]
-    assert list(score.columns) == [*so.columns, "judge_raw_answer"]
-    assert score.question.isna().all()
-    assert score.judge_answer.tolist() == pytest.approx([65.0, 65.0])
-    assert score.judge_raw_answer[0] == pytest.approx({"80": 0.6, "20": 0.2, "no": 0.2})
-    assert list(short.judge_answer) == ["<Is it so? 3 letters>", "<Is it so? 5 letters>"]
-    assert Question.create(**{**TEXT, "model": "other"}).get_cache().empty
-
-
-def test_judgements_are_forgotten_where_that_is_wanted() -> None:
-    question = asks({"so": BOTH, "score": RATING})
-    with compare_endpoint.endpoint(answer) as server:
-        question.df({"g": ["m"]})
-        assert len(server.asked) == 5
-        assert question.clear_cache("m")
-        question.df({"g": ["m"]})
-        assert len(server.asked) == 7, "the judges' answers stayed"
-        assert question.clear_cache("m", judges=True)
-        assert question.judges["so"].get_cache().empty
-        question.df({"g": ["m"]})
-        assert len(server.asked) == 12
 
 
 def has(*models: str) -> Any:
@@ -467,16 +431,7 @@ def several(**models: tuple[str, ...]) -> Iterator[dict[str, endpoints.Endpoint]
         yield running
 
 
-@contextmanager
-def models(folder: Path, answer: Any) -> Iterator[endpoints.Endpoint]:
-    """An endpoint that has every model, and a cache of its own."""
-    with endpoints.endpoint(answer) as server:
-        pairs = [(server.url, "key", "OPENAI_API_KEY")]
-        with Config.override(url_key_pairs=pairs, cache_dir=str(folder)):
-            yield server
-
-
-def test_the_lowest_variable_that_works_is_taken() -> None:
+def test_the_lowest_variable_that_works_is_taken_and_remembered_by_later_processes() -> None:
     with several(B_KEY=("m", "n"), A_KEY_1=("m",), A_KEY=("other",)) as there:
         assert Config.client_for_model("m").base_url == there["A_KEY_1"].url
         assert Config.client_for_model("n").variable == "B_KEY"
@@ -484,16 +439,11 @@ def test_the_lowest_variable_that_works_is_taken() -> None:
         heard = run_scripts([script(asked(f"q{n}", "m")) for n in range(5)])
         assert heard[4].text == "so: q4"
         assert [len(one.asked) for one in there.values()] == [2, 7, 2]
-
-
-def test_what_was_found_is_remembered_by_later_processes() -> None:
-    with several(A_KEY=("other",), B_KEY=("m",)) as there:
-        assert Config.client_for_model("m").variable == "B_KEY"
         pairs, folder = Config.url_key_pairs, Config.cache_dir
         Config.reset()
         Config.url_key_pairs, Config.cache_dir = pairs, folder
-        assert Config.client_for_model("m").variable == "B_KEY"
-        assert [len(one.asked) for one in there.values()] == [1, 1]
+        assert Config.client_for_model("n").variable == "B_KEY"
+        assert [len(one.asked) for one in there.values()] == [2, 7, 2]
 
 
 def test_a_model_that_has_moved_is_looked_for_again() -> None:
@@ -505,27 +455,20 @@ def test_a_model_that_has_moved_is_looked_for_again() -> None:
         assert isinstance(first, UserError) and second.text == "so: q1"
 
 
-def test_the_only_place_that_is_possible_is_not_asked_before() -> None:
-    with several(A_KEY=("m",)) as there:
-        run_scripts([script(asked("q", "m"))])
-        assert there["A_KEY"].texts() == ["q"]
-
-
-def test_the_same_name_elsewhere_is_another_model() -> None:
+def test_the_only_place_is_not_asked_before_and_the_same_name_elsewhere_is_another_model() -> None:
     with several(A_KEY=("m",)) as there:
         run_scripts([script(asked("q", "m"))])
         with several(A_KEY=("m",)) as other:
             run_scripts([script(asked("q", "m"))])
-            assert len(there["A_KEY"].asked) == len(other["A_KEY"].asked) == 1
+            assert there["A_KEY"].texts() == other["A_KEY"].texts() == ["q"]
 
 
 def test_a_client_tells_its_place_and_not_its_key() -> None:
     with several(A_KEY=("m",)) as there:
         client = Config.client_for_model("m")
         assert client.api_key == f"{KEY}-A_KEY" and KEY not in repr(client)
-        said = client.chat.completions.create(
-            model="m", messages=[{"role": "user", "content": "hi"}]
-        )
+        turns: Any = [{"role": "user", "content": "hi"}]
+        said = client.chat.completions.create(model="m", messages=turns)
         assert said.choices[0].message.content == "so: hi"
         headers = {k.lower(): value for k, value in there["A_KEY"].asked[-1].headers.items()}
         assert headers["authorization"] == f"Bearer {KEY}-A_KEY"
@@ -534,31 +477,23 @@ def test_a_client_tells_its_place_and_not_its_key() -> None:
 RANGES = [(1, 5), (0, 10), (0, 100), (-100, 100), (0, 1000), (-1000, 10_000)]
 
 
-def test_a_changed_range_asks_nothing_again(tmp_path: Path) -> None:
+def test_a_changed_range_asks_nothing_again() -> None:
     judged = {"type": "rating_judge", "model": "j", "paraphrases": ["Rate {answer}"]}
-    with models(tmp_path, distribution_model.Rater({"4": 0.6, "3": 0.4}, split=False)) as server:
-        for low, high in RANGES:
+    rater = distribution_model.Rater({"4": 0.6, "3": 0.4}, split=False)
+    with compare_endpoint.endpoint(rater) as server:
+        counts = []
+        for low, high in [*RANGES, *RANGES]:
             bounds = {"min_rating": low, "max_rating": high}
             rating = Question.create(type="rating", paraphrases=["How good is it?"], **bounds)
             assert rating.df({"a": ["m"]}).answer.tolist() == pytest.approx([3.6])
-            free = Question.create(
-                type="free_form", paraphrases=["Hi"], max_tokens=9, judges={"j": judged | bounds}
-            )
+            free = free_form("Hi", max_tokens=9, judges={"j": judged | bounds})
             assert free.df({"a": ["m"]}).j.tolist() == pytest.approx([3.6])
-            if low == 1:
-                asked = len(server.asked)
+            counts.append(len(server.asked))
         # A range of several digits looks once whether the tokeniser splits them.
-        assert len(server.asked) - asked <= 2 * 3
-        longer = len(server.asked)
-        for low, high in RANGES:
-            bounds = {"min_rating": low, "max_rating": high}
-            Question.create(type="rating", paraphrases=["How good is it?"], **bounds).df(
-                {"a": ["m"]}
-            )
-        assert len(server.asked) == longer
+        assert counts[5] - counts[0] <= 2 * 3 and counts[-1] == counts[5]
 
 
-def test_a_provider_without_log_probabilities(tmp_path: Path) -> None:
+def test_a_provider_without_log_probabilities() -> None:
     rater = distribution_model.Rater({"heads": 0.7, "tails": 0.3})
 
     def answer(asked: endpoints.Asked) -> endpoints.Reply:
@@ -569,15 +504,14 @@ def test_a_provider_without_log_probabilities(tmp_path: Path) -> None:
         return endpoints.Reply(rater.body({**asked.body, "logprobs": False}))
 
     how = {"type": "next_token", "paraphrases": ["Heads or tails?"]}
-    with models(tmp_path, answer) as server:
+    with compare_endpoint.endpoint(answer) as server:
         df = Question.create(**how).df({"a": ["refuses", "ignores"]})
         counted = Question.create(**how, estimate_by_sampling=20).df({"a": ["refuses"]})
         assert len(server.asked) == 24, "of those that lack them two are repeated"
-    assert df.answer.isna().all()
+    assert df.answer.isna().all() and "logprobs are not supported" in df.error[0]
     for model, error in zip(df.model, df.error, strict=True):
         assert model in error and server.url in error and "estimate_by_sampling=True" in error
         assert KEY not in error
-    assert "logprobs are not supported" in df.error[0]
     assert list(counted)[-4:] == ["unseen", "low", "high", "error"]
     row = counted.iloc[0]
     assert set(row.answer) == {"heads", "tails"} and row.unseen == 0

@@ -1,7 +1,7 @@
 """What tests of experiments share: settings of their own, and an endpoint that repeats."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import pytest
 
 from swarm.compare import Config, ModelAdapter
 from swarm.compare.sampling import ModelCall, SampleOutcome, SampleRequest, Script
+from swarm.models.base import Completion
 
 KEY = "sk-secret-0123456789"
 """A key that nothing may write."""
@@ -59,3 +60,8 @@ def script(what: ModelCall, sample: int = 0) -> Script[SampleOutcome]:
     """One want."""
     [heard] = yield [SampleRequest(what, sample)]
     return heard
+
+
+def texts(heard: Sequence[SampleOutcome]) -> list[str | None]:
+    """What was said; `None` where it failed."""
+    return [one.text if isinstance(one, Completion) else None for one in heard]

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import compare_endpoint
 import endpoints
@@ -17,7 +16,7 @@ import headless_browser
 import pandas as pd
 import pytest
 import searches
-from compare_endpoint import KEY, asked, repeats, script
+from compare_endpoint import KEY, asked, repeats, script, texts
 from finetuning_server import Fault, chats, serving
 
 from swarm.compare import Config, Question, config
@@ -25,15 +24,9 @@ from swarm.compare import finetuning as managing
 from swarm.compare.finetuning import FinetuningManager
 from swarm.compare.sampling import open_answer_cache, replay_scripts, run_scripts
 from swarm.errors import UserError
-from swarm.models.base import Completion
 from swarm.models.rate_limit import Limits
 
 settings = pytest.fixture(autouse=True)(compare_endpoint.settings.__wrapped__)
-
-
-def texts(heard: Any) -> list[str | None]:
-    """What was said; `None` where it failed."""
-    return [one.text if isinstance(one, Completion) else None for one in heard]
 
 
 def test_a_silent_server_meets_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +39,7 @@ def test_a_silent_server_meets_the_timeout(monkeypatch: pytest.MonkeyPatch) -> N
         assert time.monotonic() - began < 50
 
 
-INTERRUPTED = """
+ASKS = """
 import sys
 from swarm.compare import Config
 sys.path.insert(0, "tests/helpers")
@@ -54,8 +47,20 @@ from compare_endpoint import asked, script
 from swarm.compare.sampling import run_scripts
 Config.cache_dir = sys.argv[1]
 Config.url_key_pairs = [(sys.argv[2], "a-key-of-ours", "FAKE_API_KEY")]
-run_scripts([script(asked(f"q{n}")) for n in range(2000)])
+run_scripts([script(asked(f"q{n}")) for n in range(int(sys.argv[3]), int(sys.argv[4]))])
 """
+
+
+def start_asking(folder: Path, url: str, first: int, last: int) -> "subprocess.Popen[str]":
+    """Another process that asks some of the questions q0, q1, ..."""
+    return subprocess.Popen(
+        [sys.executable, "-c", ASKS, str(folder), url, str(first), str(last)],
+        cwd=searches.ROOT,
+        env=searches.environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
 
 
 def test_an_interrupt_ends_the_asking_and_loses_no_answer(settings: Path) -> None:
@@ -63,14 +68,7 @@ def test_an_interrupt_ends_the_asking_and_loses_no_answer(settings: Path) -> Non
         return endpoints.Reply(repeats(request).body, wait=0.1)
 
     with compare_endpoint.endpoint(slowly) as server:
-        process = subprocess.Popen(
-            [sys.executable, "-c", INTERRUPTED, str(settings), server.url],
-            cwd=searches.ROOT,
-            env=searches.environment(),
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
+        process = start_asking(settings, server.url, 0, 2000)
         while len(server.asked) < 150:
             time.sleep(0.01)
             assert process.poll() is None, process.stderr and process.stderr.read()
@@ -95,16 +93,8 @@ def test_an_interrupt_ends_the_asking_and_loses_no_answer(settings: Path) -> Non
 
 def test_two_processes_lose_no_answer_of_each_other(settings: Path) -> None:
     """200 answers each, of which half are the same."""
-    code = INTERRUPTED.replace("range(2000)", "range(int(sys.argv[3]), int(sys.argv[3]) + 200)")
     with compare_endpoint.endpoint() as server:
-        both = [
-            subprocess.Popen(
-                [sys.executable, "-c", code, str(settings), server.url, str(first)],
-                cwd=searches.ROOT,
-                env=searches.environment(),
-            )
-            for first in (0, 100)
-        ]
+        both = [start_asking(settings, server.url, first, first + 200) for first in (0, 100)]
         assert [process.wait(200) for process in both] == [0, 0]
         before = len(server.asked)
         assert before <= 400

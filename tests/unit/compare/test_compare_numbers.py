@@ -84,31 +84,21 @@ def test_split_digits_are_exact_when_every_beginning_was_visited() -> None:
     assert (found.refused, found.unseen) == pytest.approx((0, 0))
 
 
-def test_a_sure_number_of_several_digits_takes_one_request() -> None:
-    rater = distribution_model.Rater({"100": 0.97, "99": 0.03})
-    found = heard(rater)
+def test_how_many_requests_a_rating_takes() -> None:
+    sure = distribution_model.Rater({"100": 0.97, "99": 0.03})
+    found = heard(sure)
     assert found.probs == pytest.approx(dict.fromkeys(range(90, 100), 0.003) | {100: 0.97})
     assert found.raw_answer == pytest.approx({"100": 0.97, "9...": 0.03})
-    assert found.unseen == pytest.approx(0.03)
-    assert len(rater.asked) == 1
-
-
-def test_whole_numbers_take_one_request() -> None:
+    assert (found.unseen, len(sure.asked)) == (pytest.approx(0.03), 1)
     chances = {"85": 0.5, "8": 0.3, "10": 0.15, "one": 0.05}
-    rater = distribution_model.Rater(chances, split=False)
-    found = heard(rater)
+    whole = distribution_model.Rater(chances, split=False)
+    found = heard(whole)
     assert found.raw_answer == pytest.approx(chances)
     assert found.answer == pytest.approx((42.5 + 2.4 + 1.5) / 0.95)
-    assert found.refused == pytest.approx(0.05)
-    assert len(rater.asked) == 1
-
-
-def test_short_numbers_on_a_long_scale_are_numbers() -> None:
+    assert (found.refused, len(whole.asked)) == (pytest.approx(0.05), 1)
     # The server tells nothing of the end: a few more answers show that nothing comes after a digit.
-    rater = distribution_model.Rater({"8": 0.6, "7": 0.4}, split=False, tells_end=False)
-    found = heard(rater)
-    assert found.probs == pytest.approx({7: 0.4, 8: 0.6})
-    assert len(rater.asked) == 4
+    short = distribution_model.Rater({"8": 0.6, "7": 0.4}, split=False, tells_end=False)
+    assert heard(short).probs == pytest.approx({7: 0.4, 8: 0.6}) and len(short.asked) == 4
 
 
 def test_what_is_known_of_a_beginning_is_shared_only_where_one_length_is_possible() -> None:
@@ -143,70 +133,27 @@ def test_digits_of_other_scripts_count_and_other_signs_do_not() -> None:
     found = heard(lambda asked: told(place))
     assert found.probs == {85: pytest.approx(1)}
     assert found.refused == pytest.approx(0.3)
-    assert [parse_integer(text) for text in ("5_0", "5.0", "", "-", "−3", "+4", "²")] == [
-        *[None] * 4,
-        -3,
-        4,
-        None,
-    ]
+    numbers = {"5_0": None, "5.0": None, "": None, "-": None, "−3": -3, "+4": 4, "²": None}
+    assert {text: parse_integer(text) for text in numbers} == numbers
     assert parse_integer("9" * 5000) is None
+    first = {"85": 85, " 85/100": 85, "85.": 85, "85, I think": 85, "-7": -7, "8.5": None}
+    first |= {"1,000": None, "5_0": None, "about 85": None, "": None}
+    assert {text: parse_leading_integer(text) for text in first} == first
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("85", 85),
-        (" 85/100", 85),
-        ("85.", 85),
-        ("85, I think", 85),
-        ("-7", -7),
-        ("8.5", None),
-        ("1,000", None),
-        ("5_0", None),
-        ("about 85", None),
-        ("", None),
-    ],
-)
-def test_the_number_that_a_text_begins_with(text: str, number: int | None) -> None:
-    assert parse_leading_integer(text) == number
+def test_what_a_longer_number_may_begin_with() -> None:
+    goes_on = [("8", 0, 100), ("10", 0, 100), ("1", 1, 10), ("-1", -20, 20), ("-", -5, 5)]
+    goes_on += [("", 0, 9), (" ", 0, 9), ("5", 500, 999), ("+", -9, 9)]
+    ends = [("85", 0, 100), ("11", 0, 100), ("0", 0, 100), ("2", 1, 10), ("-3", -20, 20)]
+    ends += [("-", 0, 100), ("8 ", 0, 100), ("I", 0, 100), ("1", 500, 999)]
+    assert [can_continue(*one) for one in goes_on + ends] == [True] * 9 + [False] * 9
 
 
-@pytest.mark.parametrize(
-    ("text", "low", "high", "goes_on"),
-    [
-        ("8", 0, 100, True),
-        ("85", 0, 100, False),
-        ("10", 0, 100, True),
-        ("11", 0, 100, False),
-        ("0", 0, 100, False),
-        ("1", 1, 10, True),
-        ("2", 1, 10, False),
-        ("-1", -20, 20, True),
-        ("-3", -20, 20, False),
-        ("-", 0, 100, False),
-        ("-", -5, 5, True),
-        ("", 0, 9, True),
-        (" ", 0, 9, True),
-        ("8 ", 0, 100, False),
-        ("I", 0, 100, False),
-        ("1", 500, 999, False),
-        ("5", 500, 999, True),
-        ("+", -9, 9, True),
-    ],
-)
-def test_what_a_longer_number_may_begin_with(text: str, low: int, high: int, goes_on: bool) -> None:
-    assert can_continue(text, low, high) == goes_on
-
-
-def test_what_was_not_seen_is_no_refusal() -> None:
+def test_refusals_and_what_was_not_seen_which_is_none() -> None:
     flat = {str(n): 1 / 101 for n in range(101)}
     found = heard(distribution_model.Rater(flat, split=False))
-    assert found.unseen == pytest.approx(1 - 20 / 101)
-    assert found.refused == 0
+    assert (found.unseen, found.refused) == (pytest.approx(1 - 20 / 101), 0)
     assert found.answer is not None
-
-
-def test_refusals() -> None:
     place = {"I": 0.7, "Sorry": 0.1, "90": 0.2}
     found = heard(lambda asked: told(place))
     assert (found.answer, found.probs, found.error) == (None, None, None)
@@ -246,54 +193,32 @@ def test_sampling_gives_an_interval_and_refusals() -> None:
     assert (refused.answer, refused.low, refused.high, refused.refused) == (None, None, None, 1)
 
 
-def tokens(*said: Any, logarithms: bool = False) -> Reading:
+def tokens(*said: Any) -> Reading:
     """What is made of these, one for each sample."""
     asked, answers = ModelCall("vendor/m", with_logprobs(ASKED, 20)), iter(said)
     script = read_next_token(asked, range(len(said)))
-    found = distribution_model.driven(script, lambda body: next(answers))
-    return found.to_logprobs() if logarithms else found
+    return distribution_model.driven(script, lambda body: next(answers))
 
 
-def test_the_likeliest_tokens_come_first_and_the_rest_is_unseen() -> None:
+def test_tokens_are_averaged_the_likeliest_first_and_the_rest_is_unseen() -> None:
     found = tokens(told({"heads": 0.2, "tails": 0.6, " tails": 0.1}))
-    assert list(found.answer.items()) == [
-        ("tails", pytest.approx(0.6)),
-        ("heads", pytest.approx(0.2)),
-        (" tails", pytest.approx(0.1)),
-    ]
+    assert list(found.answer) == ["tails", "heads", " tails"]
+    assert found.answer == pytest.approx({"tails": 0.6, "heads": 0.2, " tails": 0.1})
     assert found.unseen == pytest.approx(0.1)
     assert (found.low, found.high, found.error) == (None, None, None)
-    sent = {"max_tokens": 1, "temperature": 0, "logprobs": True, "top_logprobs": 20}
-    assert sent.items() <= with_logprobs(ASKED, 20).items()
-
-
-@pytest.mark.parametrize("convert_to_probs", [True, False])
-def test_a_token_that_a_sample_lacks_is_improbable_there(convert_to_probs: bool) -> None:
-    found = tokens(told({"A": 0.9, "B": 0.1}), told({"A": 0.8}), logarithms=not convert_to_probs)
-    expected = {"A": 0.85, "B": 0.05}
-    if not convert_to_probs:
-        expected = {token: math.log(p) for token, p in expected.items()}
-    assert found.answer == pytest.approx(expected)
-    assert list(found.answer) == ["A", "B"]
-    assert found.unseen == pytest.approx(0.1)
-
-
-def test_tokens_that_are_written_alike_are_added_up() -> None:
+    # A token that a sample lacks is improbable there.
+    lacks, mean = (told({"A": 0.9, "B": 0.1}), told({"A": 0.8})), {"A": 0.85, "B": 0.05}
+    assert tokens(*lacks).answer == pytest.approx(mean)
+    logarithms = {token: math.log(p) for token, p in mean.items()}
+    assert tokens(*lacks).to_logprobs().answer == pytest.approx(logarithms)
+    # Tokens that are written alike are added up.
     said = told({"A": 0.5, "B": 0.25})
     top = said["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
     top += [{"token": "A", "logprob": math.log(0.125)}, {"token": "C", "logprob": MIN_LOGPROB}]
-    found = tokens(said)
-    assert found.answer == pytest.approx({"A": 0.625, "B": 0.25})
-    assert found.unseen == pytest.approx(0.125)
-
-
-def test_the_chosen_token_is_told_of_though_it_is_not_among_the_likeliest() -> None:
-    said = distribution_model.completion(told({"A": 0.6, "B": 0.3}))
-    token = said.tokens[0]
-    other = {"token": "Z", "logprob": math.log(0.1)}
-    place = {**other, "top_logprobs": [{"token": t, "logprob": p} for t, p in token.top]}
-    body = {"choices": [{"message": {"content": "Z"}, "logprobs": {"content": [place]}}]}
-    assert tokens(body).answer == pytest.approx({"A": 0.6, "B": 0.3, "Z": 0.1})
+    assert tokens(said).answer == pytest.approx({"A": 0.625, "B": 0.25})
+    # The chosen token counts though it is not among the likeliest.
+    said["choices"][0]["logprobs"]["content"][0] |= {"token": "Z", "logprob": math.log(0.1)}
+    assert tokens(said).answer == pytest.approx({"A": 0.625, "B": 0.25, "Z": 0.1})
 
 
 @pytest.mark.parametrize("content", [None, {"content": None}, {"content": []}])

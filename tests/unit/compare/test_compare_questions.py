@@ -30,13 +30,10 @@ JUDGE = {"type": "free_form_judge", "model": "judge", "paraphrases": ["Is it so?
         ({"type": "freeform"}, "type='freeform': must be one of free_form, next_token"),
         ({"tempreature": 1}, "tempreature: no such key; did you mean temperature?"),
         ({"messages": [TURN]}, "either paraphrases=[...] or messages=[[...]]"),
-        ({"paraphrases": None}, "either paraphrases=[...] or messages=[[...]]"),
         ({"paraphrases": "hello"}, "paraphrases=hello: must be a list"),
-        ({"paraphrases": [3]}, "paraphrases[0]=3: must be a list"),
         ({"paraphrases": None, "messages": [TURN], "system": "s"}, "system requires paraphrases"),
         ({"paraphrases": None, "messages": [[{"role": "user"}]]}, "messages[0]: a conversation is"),
         ({"name": "a/b"}, "may contain only letters, digits and"),
-        ({"name": "ok\n"}, "may contain only letters, digits and"),
         ({"samples_per_paraphrase": 0}, "samples_per_paraphrase=0: must be an integer, at least 1"),
         ({"temperature": "hot"}, "temperature=hot: must be a number, at least 0, or null"),
         ({"max_tokens": True}, "max_tokens=true: must be an integer"),
@@ -46,15 +43,12 @@ JUDGE = {"type": "free_form_judge", "model": "judge", "paraphrases": ["Is it so?
         ({"type": "rating", "min_rating": 5, "max_rating": 5}, "min_rating=5: must be below"),
         ({"type": "rating", "refusal_threshold": 75}, "refusal_threshold=75: must be a number"),
         ({"type": "next_token", "top_logprobs": 21}, "top_logprobs=21: must be an integer, at"),
-        ({"type": "next_token", "estimate_by_sampling": -1}, "estimate_by_sampling=-1: must be"),
         ({"judges": {"answer": JUDGE}}, "'answer' cannot be a judge's column"),
-        ({"judges": {"a_probs": JUDGE}}, "'a_probs' cannot be a judge's column"),
         ({"judges": {"a": {**JUDGE, "model": ""}}}, "judge a: model=: must be text, not empty"),
         ({"judges": {"a": {**JUDGE, "paraphrases": ["no"]}}}, "must have {answer} in it"),
         ({"judges": {"a": {**JUDGE, "paraphrases": ["{answer} {qestion}"]}}}, "mean {question}?"),
         ({"judges": {"a": {**JUDGE, "judges": {"b": JUDGE}}}}, "a judge has no judges"),
         ({"judges": {"a": {"type": "rating", "paraphrases": ["x"]}}}, "it is a rating"),
-        ({"judges": {"a": 3}}, "it is a int"),
     ],
 )
 def test_what_a_question_cannot_be_is_one_line(given: dict[str, Any], told: str) -> None:
@@ -71,13 +65,10 @@ def test_names_and_runner_input_are_those_of_llmcomp() -> None:
     assert kinds == ["free_form", "next_token", "rating"]
     given = question.get_runner_input()
     assert [(one["_paraphrase_ix"], one["_question"]) for one in given][1:3] == [(0, "x"), (1, "y")]
-    assert given[0]["params"] == {"messages": [{"role": "user", "content": "x"}], "temperature": 1,
-                                  "max_tokens": 1024}  # fmt: skip
+    turns = [{"role": "user", "content": "x"}]
+    assert given[0]["params"] == {"messages": turns, "temperature": 1, "max_tokens": 1024}
     assert json.dumps(given[0]["params"]["temperature"]) == "1"
-
-
-def test_a_changed_question_is_checked() -> None:
-    question = FreeForm(paraphrases=["a"])
+    # A changed question is checked.
     with pytest.raises(InvalidArgument, match="samples_per_paraphrase=0"):
         question.samples_per_paraphrase = 0
     with pytest.raises(InvalidArgument, match="cannot be a judge's column"):
@@ -89,10 +80,10 @@ def test_a_changed_question_is_checked() -> None:
     assert rating.bounds.max_rating == 7
 
 
-@pytest.mark.parametrize("groups", ["m", ["m"], {"g": "m"}, {"g": [1]}, {"g": []}, {}, {1: ["m"]}])
-def test_models_are_groups_of_lists(groups: Any) -> None:
-    with pytest.raises(InvalidArgument, match="models are given as"):
-        parse_model_groups(groups)
+def test_models_are_groups_of_lists() -> None:
+    for groups in ("m", ["m"], {"g": "m"}, {"g": [1]}, {"g": []}, {}, {1: ["m"]}):
+        with pytest.raises(InvalidArgument, match="models are given as"):
+            parse_model_groups(groups)
     assert parse_model_groups({"g": pd.Series(["b", "a", "b"])}) == {"g": ["b", "a"]}
 
 
@@ -161,20 +152,17 @@ def test_a_mistake_in_yaml_names_file_and_item(tmp_path: Path, text: str, told: 
         load_questions(file)
 
 
-def test_settings_are_checked_and_restored() -> None:
+def test_settings_are_checked_and_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("max_workers", 0), ("timeout", "soon"), ("url_key_pairs", [("x",)])):
         with pytest.raises(InvalidArgument, match=f"Config.{name}"):
             setattr(Config, name, value)
     with pytest.raises(InvalidArgument, match=r"max_worker: .* did you mean max_workers\?"):
         Config.max_worker = 3
-    with pytest.raises(InvalidArgument, match="workers"), Config.override(workers=3):
+    with pytest.raises(InvalidArgument, match="workers"), Config.override(timeout=5, workers=3):
         pass
     with Config.override(timeout=5):
         assert Config.timeout == 5
     assert (Config.timeout, Config.max_workers) == (60, 100)
-
-
-def test_keys_of_the_environment_are_endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPENAI_API_KEY_1", "OPENAI_API_KEY", "TINKER_API_KEY_b", "MY_OPENAI_API_KEY"):
         monkeypatch.setenv(name, f"key-of-{name}")
     Config.url_key_pairs = None
@@ -186,21 +174,17 @@ def test_keys_of_the_environment_are_endpoints(monkeypatch: pytest.MonkeyPatch) 
     assert Config.url_key_pairs[0] == ("http://own/v1", "key-of-OPENAI_API_KEY", "OPENAI_BASE_URL")
 
 
-@pytest.mark.parametrize(
-    ("host", "theirs", "others"),
-    [
-        ("api.openai.com", ["gpt-4.1", "ft:gpt-4.1:org::id", "o3"], ["openai/o3", "tinker://a"]),
-        ("openrouter.ai", ["openai/o3", "meta-llama/llama-3:free"], ["gpt-4.1", "tinker://a/b"]),
-        ("api.anthropic.com", ["claude-opus-4"], ["gpt-4.1", "anthropic/claude-opus-4"]),
-        ("tinker.thinkingmachines.dev", ["tinker://a/b", "Qwen/Qwen3-8B"], ["gpt-4.1"]),
-        ("localhost:8000", ["gpt-4.1", "a/b", "tinker://a"], []),
-    ],
-)
-def test_a_model_is_looked_for_where_its_name_can_be(
-    host: str, theirs: list[str], others: list[str]
-) -> None:
-    found = [may_host_model(f"https://{host}/v1", name) for name in theirs + others]
-    assert found == [True] * len(theirs) + [False] * len(others)
+def test_a_model_is_looked_for_where_its_name_can_be() -> None:
+    places = {
+        "api.openai.com": (["gpt-4.1", "ft:gpt-4.1:org::id", "o3"], ["openai/o3", "tinker://a"]),
+        "openrouter.ai": (["openai/o3", "meta-llama/llama-3:free"], ["gpt-4.1", "tinker://a/b"]),
+        "api.anthropic.com": (["claude-opus-4"], ["gpt-4.1", "anthropic/claude-opus-4"]),
+        "tinker.thinkingmachines.dev": (["tinker://a/b", "Qwen/Qwen3-8B"], ["gpt-4.1"]),
+        "localhost:8000": (["gpt-4.1", "a/b", "tinker://a"], []),
+    }
+    for host, (theirs, others) in places.items():
+        found = {name: may_host_model(f"https://{host}/v1", name) for name in theirs + others}
+        assert found == dict.fromkeys(theirs, True) | dict.fromkeys(others, False)
 
 
 def test_reasoning_models_have_their_own_parameters() -> None:

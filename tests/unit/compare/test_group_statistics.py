@@ -2,7 +2,6 @@
 
 import math
 import time
-from itertools import pairwise as neighbours
 from typing import Any
 
 import numpy as np
@@ -19,16 +18,9 @@ from swarm.stats.significance import holm_correction
 
 def answers(group: str, model: str, said: list[Any], paraphrase: int = 0) -> pd.DataFrame:
     """Rows of one model and paraphrase."""
-    return pd.DataFrame(
-        {
-            "model": model,
-            "group": group,
-            "answer": pd.Series(said, dtype=object),
-            "question": f"question {paraphrase}",
-            "paraphrase_ix": paraphrase,
-            "error": None,
-        }
-    )
+    fixed = {"group": group, "question": f"question {paraphrase}", "paraphrase_ix": paraphrase}
+    rows = pd.DataFrame({"model": model, "answer": pd.Series(said, dtype=object)})
+    return rows.assign(**fixed, error=None)
 
 
 def test_error_bars_are_a_bootstrap_of_seed_0() -> None:
@@ -46,26 +38,20 @@ def test_error_bars_are_a_bootstrap_of_seed_0() -> None:
 
 def test_a_summary_counts_what_is_in_no_share() -> None:
     failed = answers("b", "n", [None, "x"]).assign(error=["refused to serve", None])
-    df = pd.concat([answers("a", "m", ["x", "x", "y", None]), failed], ignore_index=True)
-    found = summary(df).set_index(["group", "answer"])
-    assert found.loc[("a", "x"), "value"] == pytest.approx(2 / 3)
-    assert found.loc[("a", "x"), "n"] == 3
-    assert found["refused"].to_dict()["a", "y"] == 1 and found["errors"].to_dict()["a", "y"] == 0
-    assert found.loc[("b", "x"), ["n", "refused", "errors"]].tolist() == [1, 0, 1]
-    assert math.isnan(found.loc[("b", "x"), "low"])
-    assert found.loc[("b", "x"), "note"] == "one answer: no interval can be given"
-    low, high = found.loc[("a", "x"), ["low", "high"]]
-    assert (low, high) == pytest.approx((0.2077, 0.9385), abs=1e-3)  # Wilson's of 2 of 3
-
-
-def test_nothing_is_no_mistake() -> None:
-    nothing = answers("a", "m", [])
-    assert len(summary(nothing)) == 0 and "low" in summary(nothing).columns
-    assert len(pairwise(nothing)) == 0
-    alone = pd.concat([answers("a", "m", ["x"] * 3), answers("b", "n", [None])])
-    untested = pairwise(alone).iloc[0]
+    parts = [answers("a", "m", ["x", "x", "y", None]), failed, answers("c", "o", [None])]
+    found = summary(pd.concat(parts, ignore_index=True)).set_index(["group", "answer"])
+    first, one, none = found.loc[("a", "x")], found.loc[("b", "x")], found.loc[("c", "x")]
+    assert (first["value"], first["n"], first["refused"], first["errors"]) == (2 / 3, 3, 1, 0)
+    # Wilson's of 2 of 3
+    assert (first["low"], first["high"]) == pytest.approx((0.2077, 0.9385), abs=1e-3)
+    assert (one["n"], one["refused"], one["errors"]) == (1, 0, 1) and math.isnan(one["low"])
+    assert one["note"] == "one answer: no interval can be given"
+    assert (none["n"], none["note"]) == (0, "no answers")
+    untested = pairwise(pd.concat([parts[0], parts[2]])).iloc[0]
     assert untested["note"] == "one side has no answers to the same"
-    assert summary(alone).iloc[-1][["n", "note"]].tolist() == [0, "no answers"]
+    nothing = answers("a", "m", [])
+    assert len(summary(nothing)) == len(pairwise(nothing)) == 0
+    assert "low" in summary(nothing).columns
 
 
 def test_never_seen_is_not_surely_never() -> None:
@@ -75,19 +61,23 @@ def test_never_seen_is_not_surely_never() -> None:
     assert none["value"] == none["low"] == 0 and 0.1 < none["high"] < 0.15
 
 
-def test_numbers_tokens_and_unhashable_answers() -> None:
-    numbers = answers("a", "m", [0.5, 1.5, 4.0]).infer_objects()
-    assert summary(numbers)["answer"].tolist() == ["mean"]
-    assert summary(numbers)["value"].tolist() == [2.0]
-    tokens = answers("a", "m", [{"yes": 0.6, "no": 0.3}, {"yes": 0.5, "maybe": 0.4}])
-    shares = summary(tokens).set_index("answer")["value"].to_dict()
-    assert shares == pytest.approx({"yes": 0.55, "maybe": 0.2, "no": 0.15, "[UNSEEN]": 0.1})
-    logs = answers("a", "m", [{"yes": math.log(0.75), "no": math.log(0.25)}])
-    assert summary(logs).set_index("answer")["value"]["yes"] == pytest.approx(0.75)
-    parts = answers("a", "m", [[{"type": "text"}], [{"type": "text"}], ["other"]])
-    assert summary(parts)["value"].tolist() == pytest.approx([2 / 3, 1 / 3])
-    threshold = answers("a", "m", [True, False, True])
-    assert set(summary(threshold)["answer"]) == {True, False}
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ([0.5, 1.5, 4.0], {"mean": 2.0}),
+        (
+            [{"yes": 0.6, "no": 0.3}, {"yes": 0.5, "maybe": 0.4}],
+            {"yes": 0.55, "maybe": 0.2, "no": 0.15, "[UNSEEN]": 0.1},
+        ),
+        ([{"yes": math.log(0.75), "no": math.log(0.25)}], {"yes": 0.75, "no": 0.25}),
+        ([["a"], ["a"], ["b"]], {'["a"]': 2 / 3, '["b"]': 1 / 3}),
+        ([True, False, True], {True: 2 / 3, False: 1 / 3}),
+        ([1, 2, 2], {2: 2 / 3, 1: 1 / 3}),
+    ],
+)
+def test_numbers_tokens_and_unhashable_answers(said: list[Any], found: dict[Any, float]) -> None:
+    table = summary(answers("a", "m", said).infer_objects()).set_index("answer")
+    assert table["value"].to_dict() == pytest.approx(found)
 
 
 def test_what_is_rare_is_told_together() -> None:
@@ -95,27 +85,25 @@ def test_what_is_rare_is_told_together() -> None:
     found = summary(df)
     assert len(found) == 51 and found["answer"].iloc[-1] == "[OTHER]"
     assert found["value"].sum() == pytest.approx(1)
-    chosen = summary(df, min_fraction=0.05)
-    assert chosen["answer"].tolist() == ["often", "[OTHER]"]
-    assert summary(df, selected_answers=["x299", "often"])["answer"].tolist() == [
-        "x299",
-        "often",
-        "[OTHER]",
-    ]
+    assert summary(df, min_fraction=0.05)["answer"].tolist() == ["often", "[OTHER]"]
+    chosen = summary(df, selected_answers=["x299", "often"])["answer"]
+    assert chosen.tolist() == ["x299", "often", "[OTHER]"]
 
 
-def test_wrong_arguments_are_one_line() -> None:
-    df = answers("a", "m", ["x", "y"])
-    for keys, told in (
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
         ({"answer_column": "anwser"}, r"no column 'anwser'; it has for instance answer"),
         ({"category_column": "groups"}, "group"),
         ({"selected_answers": ["x"], "min_fraction": 0.1}, "one of the two"),
         ({"min_fraction": 3}, "from 0 to 1"),
         ({"selected_categories": ["c"]}, "never 'c'; it is one of a"),
-    ):
-        with pytest.raises(ValueError, match=told) as caught:
-            summary(df, **keys)
-        assert "\n" not in str(caught.value)
+    ],
+)
+def test_wrong_arguments_are_one_line(keys: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told) as caught:
+        summary(answers("a", "m", ["x", "y"]), **keys)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_large_frame_takes_little_time() -> None:
@@ -129,9 +117,8 @@ def test_a_large_frame_takes_little_time() -> None:
         }
     )
     start = time.process_time()
-    found = summary(df)
+    assert summary(df)["models"].tolist()[0] == 5
     assert time.process_time() - start < 6  # 0.2 to 1.1 s where nothing else runs
-    assert found["models"].tolist()[0] == 5
 
 
 def test_intervals_cover_what_they_should_where_paraphrases_differ() -> None:
@@ -160,50 +147,52 @@ def test_crossed_clusters_count_once_and_few_are_widened() -> None:
     assert student_widening(2) == student_widening(5) == pytest.approx(2.7764 / 1.95996, abs=0.004)
 
 
-def test_holm_by_hand() -> None:
+def test_holm_and_students_t_by_hand() -> None:
     # 0.01 x 4; 0.02 x 3; max(0.03 x 2, 0.06); max(0.04 x 1, 0.06)
     assert holm_correction([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
     corrected = holm_correction([0.9, math.nan, 0.6])
     assert corrected[0] == corrected[2] == 1.0 and math.isnan(corrected[1])
+    assert t_quantile(9) == pytest.approx(2.262157, abs=1e-6)
+    assert t_quantile(2.5) == pytest.approx(3.5747, abs=1e-4)
+    # With equal sizes and variances it is Student's test.
+    value, low, high, p = welch_test(np.array([1.0, 2.0, 3.0]), np.array([4.0, 5.0, 6.0]))
+    half = 2.776445 * (2 / 3) ** 0.5
+    assert (value, p) == (-3.0, pytest.approx(0.021312, abs=1e-6))
+    assert (low, high) == pytest.approx((-3 - half, -3 + half))
 
 
-def null(generator: np.random.Generator, kind: str, gain: float = 0.0) -> pd.DataFrame:
-    """Two groups alike but for `gain`, with paraphrases that differ."""
-    parts = []
-    count, each = (2, 30) if kind == "shares" else (9, 4)
-    away = generator.normal(0, 0.2, count)
-    for g, group in enumerate("ab"):
-        for p in range(count):
-            middle = 0.5 + away[p] + g * gain
-            if kind == "shares":
-                said = np.where(generator.random(each) < middle, "yes", "no")
-            else:
-                said = middle + generator.normal(0, 1, each)
-            parts.append(pd.DataFrame({"group": group, "paraphrase_ix": p, "answer": said}))
-    return pd.concat(parts, ignore_index=True)
-
-
-@pytest.mark.parametrize(("kind", "answer", "gain"), [("shares", None, 0.35), ("mean", None, 1.0)])
+@pytest.mark.parametrize(
+    ("count", "each", "gain", "test"),
+    [
+        (2, 30, 0.35, "permutation of answers within 2 paraphrases"),
+        (9, 4, 1.0, "signs of 9 paraphrases' differences"),
+    ],
+)
 def test_tests_err_as_often_as_they_say_and_see_what_is_there(
-    kind: str, answer: str | None, gain: float
+    count: int, each: int, gain: float, test: str
 ) -> None:
-    """60 runs without a difference, 15 with one."""
+    """60 runs without a difference, 15 with one; of shares, and of means."""
     generator = np.random.default_rng(3)
-    false = sum(pairwise(null(generator, kind), answer=answer)["p"][0] <= 0.05 for _ in range(60))
-    assert false / 60 <= 0.134  # 0.05 and three standard errors
-    found = [pairwise(null(generator, kind, gain), answer=answer) for _ in range(15)]
-    assert sum(one["p"][0] <= 0.05 for one in found) >= 12
-    test = (
-        "permutation of answers within 2 paraphrases"
-        if kind == "shares"
-        else ("signs of 9 paraphrases' differences")
-    )
-    assert found[0]["test"][0] == test
+
+    def tested(gain: float) -> pd.Series:
+        parts, away = [], generator.normal(0, 0.2, count)
+        for g, group in enumerate("ab"):
+            for p in range(count):
+                middle = 0.5 + away[p] + g * gain
+                said: Any = middle + generator.normal(0, 1, each)
+                if count == 2:
+                    said = np.where(generator.random(each) < middle, "yes", "no")
+                parts.append(pd.DataFrame({"group": group, "paraphrase_ix": p, "answer": said}))
+        return pairwise(pd.concat(parts, ignore_index=True)).iloc[0]
+
+    assert sum(tested(0.0)["p"] <= 0.05 for _ in range(60)) / 60 <= 0.134  # + 3 standard errors
+    found = [tested(gain) for _ in range(15)]
+    assert sum(one["p"] <= 0.05 for one in found) >= 12 and found[0]["test"] == test
 
 
 def test_what_is_compared_follows_from_what_the_two_have_in_common() -> None:
-    def told(df: pd.DataFrame, **keys: Any) -> pd.Series:
-        return pairwise(df, **keys).iloc[0]
+    def told(*parts: pd.DataFrame, **keys: Any) -> pd.Series:
+        return pairwise(pd.concat(parts).infer_objects(), **keys).iloc[0]
 
     generator = np.random.default_rng(0)
     groups = [
@@ -212,58 +201,39 @@ def test_what_is_compared_follows_from_what_the_two_have_in_common() -> None:
         for m in range(3)
         for p in range(2)
     ]
-    models = told(pd.concat(groups).infer_objects())
+    models = told(*groups)
     assert models["test"] == "Welch's t of 3 and 3 models" and models["p"] < 0.05
     assert models["low"] < models["difference"] < models["high"] < 0
-    left = told(pd.concat([groups[0], groups[6], groups[7]]).infer_objects())
+    left = told(groups[0], groups[6], groups[7])
     assert left["note"] == (
         "20 answers to what only one was asked left out; "
         "only 1 paraphrase: too narrow an interval for other wordings"
     )
     assert (left["n_a"], left["n_b"], left["test"]) == (20, 20, "permutation of answers")
-    several = told(pd.concat([groups[0], groups[2], groups[6]]).infer_objects())
-    assert "holds for these models" in several["note"]
-    topics = [
-        answers("a", "m", [i + p / 9], 4 * i + p).assign(topic=i)
-        for i in range(2)
-        for p in range(4)
-    ]
-    by_topic = told(pd.concat(topics).infer_objects(), category_column="topic")
+    assert "holds for these models" in told(groups[0], groups[2], groups[6])["note"]
+    topics = [answers("a", "m", [k // 4 + k % 4 / 9], k).assign(topic=k // 4) for k in range(8)]
+    by_topic = told(*topics, category_column="topic")
     assert by_topic["test"] == "Welch's t of 4 and 4 paraphrases" and by_topic["p"] < 0.01
-    one = told(pd.concat([answers("a", "m", ["x"]), answers("b", "n", ["y"])]))
+    one = told(answers("a", "m", ["x"]), answers("b", "n", ["y"]))
     assert math.isnan(one["p"]) and math.isnan(one["p_holm"]) and one["difference"] == 1
     assert one["note"] == "one answer each: nothing to test"
-    few = told(pd.concat([answers(g, f"{g}{m}", [g] * 5) for g in "ab" for m in range(2)]))
+    few = told(*(answers(g, f"{g}{m}", [g] * 5) for g in "ab" for m in range(2)))
     assert few["p"] > 0.3 and "no p value below 0.33" in few["note"]
 
 
 def test_chosen_answers_and_newcombes_interval() -> None:
-    df = pd.concat(
-        [answers("a", "m", ["x"] * 56 + ["y"] * 14), answers("b", "n", ["x"] * 48 + ["y"] * 32)]
-    )
+    said = {"a": ["x"] * 56 + ["y"] * 14, "b": ["x"] * 48 + ["y"] * 32}
+    df = pd.concat([answers(group, f"m-{group}", one) for group, one in said.items()])
     found = pairwise(df, answer="x").iloc[0]
     # Newcombe 1998, table II, example (a), method 10: 56/70 - 48/80.
-    assert [found["difference"], found["low"], found["high"]] == pytest.approx(
-        [0.2, 0.0524, 0.3339], abs=1e-4
-    )
+    ends = [found["difference"], found["low"], found["high"]]
+    assert ends == pytest.approx([0.2, 0.0524, 0.3339], abs=1e-4)
     assert 0.002 < found["p"] < 0.02  # Fisher's exact test: 0.0084
     everything = pairwise(df).iloc[0]
     assert everything["answer"] == "all answers" and everything["difference"] == pytest.approx(0.2)
     assert everything["note"].startswith("chance alone makes it about 0.0")
     with pytest.raises(InvalidArgument, match="no row has the answer 'z'"):
         pairwise(df, answer="z")
-
-
-def test_students_t() -> None:
-    assert t_quantile(9) == pytest.approx(2.262157, abs=1e-6)
-    assert t_quantile(2.5) == pytest.approx(3.5747, abs=1e-4)
-    # With equal sizes and variances it is Student's test.
-    a, b = np.array([1.0, 2.0, 3.0]), np.array([4.0, 5.0, 6.0])
-    value, low, high, p = welch_test(a, b)
-    assert (value, p) == (-3.0, pytest.approx(0.021312, abs=1e-6))
-    assert (low, high) == pytest.approx(
-        (-3 - 2.776445 * (2 / 3) ** 0.5, -3 + 2.776445 * (2 / 3) ** 0.5)
-    )
 
 
 def test_what_a_run_can_show_is_told_before_it() -> None:
@@ -276,13 +246,12 @@ def test_what_a_run_can_show_is_told_before_it() -> None:
     assert "too few answers" in detectable({"a": ["m"], "b": ["n"]}, 1, 1)
     assert "several groups" in detectable({"a": ["m"], "b": ["n", "m"]}, 1, 50)
     assert "nothing is asked" in detectable({"a": []}, 1, 50)
-    sizes = [smallest_difference(n, n) for n in (10, 50, 200, 1000)]
-    assert all(a > b for a, b in neighbours(sizes))
 
 
 def test_the_difference_that_is_told_is_seen_in_four_of_five_runs() -> None:
     """20,000 pairs of groups of 200, by the z-test with a third of 5 %."""
     n, gap = 200, smallest_difference(200, 200, 3)
+    assert smallest_difference(10, 10, 3) > gap > smallest_difference(1000, 1000, 3)
     generator = np.random.default_rng(0)
     first, second = (generator.binomial(n, p, 20_000) / n for p in (0.5 - gap / 2, 0.5 + gap / 2))
     pooled = (first + second) / 2

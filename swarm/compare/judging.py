@@ -108,14 +108,15 @@ class BaseJudge(Question):
     @property
     def cache_key(self) -> str:
         """Key of the recorded pairs; judges that differ only in their bounds share it."""
-        sent = self._call(self.template).api_kwargs
+        sent = self.build_call(self.template).api_kwargs
         return make_cache_key(self.type(), {k: v for k, v in sent.items() if k not in self.beside})
 
     def judge(self, prompt: str) -> Script[SampleRow]:
         """Return the script of a verdict, whose columns are those of a question of this type."""
-        return self.row(self._call(prompt), 0)
+        return self.row(self.build_call(prompt), 0)
 
-    def _call(self, prompt: str) -> ModelCall:
+    def build_call(self, prompt: str) -> ModelCall:
+        """Return the request of a verdict."""
         return ModelCall(self.model, self.params(self.turns(prompt)))
 
     def get_cache(self) -> "pd.DataFrame":
@@ -167,6 +168,7 @@ class JudgeRun:
         self.uses_question = judge.uses_question
         self.pairs: dict[tuple[str, str], None] = {}
         self._verdicts: dict[str, JudgeVerdict] = {}
+        self._calls: dict[str, ModelCall] = {}  # a request is prepared once for all equal prompts
 
     def judge_answer(self, question: Any, answer: str) -> Script[JudgeVerdict]:
         """Return the script of one verdict; equal prompts share one verdict."""
@@ -174,7 +176,8 @@ class JudgeRun:
         prompt = fill_template(self.template, question_text, answer)
         verdict = self._verdicts.get(prompt)
         if verdict is None:
-            row = yield from self.judge.judge(prompt)
+            call = self._calls.get(prompt) or self.judge.build_call(prompt)
+            row = yield from self.judge.row(self._calls.setdefault(prompt, call), 0)
             columns = {self.name: row.columns["answer"]}
             for suffix in self.judge.suffixes:
                 columns[self.name + suffix] = row.columns.get(suffix[1:])

@@ -353,12 +353,15 @@ _load_providers = lru_cache(maxsize=1)(Providers.load)
 
 Prepared = PreparedRequest | UserError
 
+Waiting = tuple[Sequence[SampleRequest], bool]
+"""Samples that a script waits for, and whether it was sent others before."""
+
 
 def _advance(
     scripts: Sequence[Script[T]],
     prepare: Callable[[ModelCall], Prepared | None],
     on_result: Callable[[int, T], None],
-) -> tuple[dict[int, tuple[Sequence[SampleRequest], bool]], dict[str, int]]:
+) -> tuple[dict[int, Waiting], list[str], list[SampleOutcome]]:
     """Advance scripts as far as cached answers allow, all of them by one step after another.
 
     Args:
@@ -366,11 +369,12 @@ def _advance(
         on_result: Called with the index and the result of each finished script.
 
     Returns:
-        By script that lacks an answer, the samples it waits for, and whether it is past its first
-            ones; and by cache key of a sample, how many scripts were sent its answer.
+        What each script waits for that lacks an answer; the cache keys of all samples that were
+            needed; and all outcomes that were sent.
     """
-    waiting: dict[int, tuple[Sequence[SampleRequest], bool]] = {}
-    sent: dict[str, int] = {}
+    waiting: dict[int, Waiting] = {}
+    keys: list[str] = []
+    sent: list[SampleOutcome] = []
     heard: dict[int, Any] = dict.fromkeys(range(len(scripts)))
     started = False
     while heard:
@@ -383,30 +387,32 @@ def _advance(
                 on_result(number, end.value)
                 continue
             waiting[number] = asked, started
-            found = [(prepare(call), sample) for call, sample in asked]
-            if all(found_call for found_call, _ in found):
-                wants[number] = [
-                    (call, "" if isinstance(call, UserError) else sample_key(call, sample))
-                    for call, sample in found
-                    if call
-                ]
+            each = []
+            for call, sample in asked:
+                found = prepare(call)
+                if found is None:
+                    break
+                key = "" if isinstance(found, UserError) else sample_key(found, sample)
+                each.append((found, key))
+            else:
+                wants[number] = each
         started = True
-        sought = dict.fromkeys(key for each in wants.values() for _, key in each if key)
-        for key in sought:
-            sent.setdefault(key, 0)
-        cached = open_answer_cache().get(list(sought), completion_fields)
-        heard = {}
-        for number, each in wants.items():
-            if all(not key or key in cached for _, key in each):
-                heard[number] = [
-                    call
-                    if isinstance(call, UserError)
-                    else call.model.build_completion(cached[key], cached=True)
-                    for call, key in each
-                ]
-                for _, key in each:
-                    sent[key] = sent.get(key, 0) + 1
-    return waiting, sent
+        sought = list(dict.fromkeys(key for each in wants.values() for _, key in each if key))
+        keys += sought
+        cached = open_answer_cache().get(sought, completion_fields)
+        heard = {
+            number: [
+                call
+                if isinstance(call, UserError)
+                else call.model.build_completion(cached[key], cached=True)
+                for call, key in each
+            ]
+            for number, each in wants.items()
+            if all(key in cached or not key for _, key in each)
+        }
+        for outcomes in heard.values():
+            sent += outcomes
+    return waiting, keys, sent
 
 
 class ScriptRun(Sampler, Generic[T]):
@@ -450,7 +456,7 @@ class ScriptRun(Sampler, Generic[T]):
                 with suppress(ValueError):  # after an interrupt the thread may still execute it
                     script.close()
 
-    def _replay(self) -> dict[int, tuple[Sequence[SampleRequest], bool]]:
+    def _replay(self) -> dict[int, Waiting]:
         """Advance all scripts by cached answers; return what the others wait for."""
 
         def prepare(call: ModelCall) -> Prepared | None:
@@ -464,8 +470,9 @@ class ScriptRun(Sampler, Generic[T]):
                 self._prepare(model, call)
             return self._prepared[call]
 
-        waiting, sent = _advance(self.scripts, prepare, self.on_result)
-        self.received += sum(map(bool, sent.values()))
+        waiting, _, sent = _advance(self.scripts, prepare, self.on_result)
+        self.received += len(sent)
+        self.failed += sum(isinstance(one, UserError) for one in sent)
         return waiting
 
     def _prepare(self, model: SampledModel, call: ModelCall) -> Prepared:
@@ -595,10 +602,10 @@ def replay_scripts(scripts: Iterable[Script[T]]) -> tuple[list[T | None], list[s
 
     running = list(scripts)
     results: list[T | None] = [None] * len(running)
-    _, sent = _advance(running, cache(prepare), results.__setitem__)
+    _, keys, _ = _advance(running, cache(prepare), results.__setitem__)
     for script in running:
         script.close()
-    return results, list(sent)
+    return results, keys
 
 
 @contextmanager

@@ -532,14 +532,14 @@ class QuestionEntry(NamedTuple):
     fields: Mapping[str, Any]
 
 
-def load_entries(place: str | Path | None) -> tuple[list[QuestionEntry], list[InvalidArgument]]:
-    """Return the items of a file or of a folder's files, and the errors of malformed ones.
+def load_entries(place: str | Path | None) -> dict[str, QuestionEntry]:
+    """Return the items of a file or of a folder's files by name.
 
     Args:
         place: Folder or file; `None` is `Config.yaml_dir`.
 
     Raises:
-        InvalidArgument: It does not exist.
+        UserError: It does not exist, an item has no name, or two have the same.
     """
     path = Path(Config.yaml_dir if place is None else place).expanduser()
     if not path.exists():
@@ -547,47 +547,35 @@ def load_entries(place: str | Path | None) -> tuple[list[QuestionEntry], list[In
         raise InvalidArgument(f"{path}: no such file or folder of questions in YAML{hint}")
     yaml = (".yaml", ".yml")
     files = [path] if path.is_file() else sorted(f for f in path.iterdir() if f.suffix in yaml)
-    found: list[QuestionEntry] = []
-    wrong: list[InvalidArgument] = []
+    found: dict[str, QuestionEntry] = {}
     for file in files:
-        try:
-            content = read_yaml(file, "the questions") or []
-        except UserError as error:
-            wrong.append(InvalidArgument(str(error)))
-            continue
+        content = read_yaml(file, "the questions") or []
         for number, fields in enumerate(content if isinstance(content, list) else [content], 1):
             item = f"{file}: item {number}"
-            if isinstance(fields, dict) and isinstance(name := fields.get("name"), str):
-                found.append(QuestionEntry(file, f"{item} ({name})", fields))
-            else:
-                told = f"{item} has no name; the file must be {EXPECTED_FORM}"
-                wrong.append(InvalidArgument(told))
-    return found, wrong
+            name = fields.get("name") if isinstance(fields, dict) else None
+            if not isinstance(name, str):
+                raise InvalidArgument(f"{item} has no name; the file must be {EXPECTED_FORM}")
+            if name in found:
+                raise InvalidArgument(f"{item}: {found[name].location} has this name too")
+            found[name] = QuestionEntry(file, f"{item} ({name})", fields)
+    return found
 
 
 def find_entry(name: str, place: str | Path | None = None) -> QuestionEntry:
-    """Return the item of this name; errors in other items are ignored.
+    """Return the item of this name.
 
     Raises:
-        InvalidArgument: No item or several have this name.
+        UserError: There is none; or as `load_entries`.
     """
-    found, wrong = load_entries(place)
-    named = [item for item in found if item.fields["name"] == name]
-    if len(named) > 1:
-        locations = " and ".join(item.location for item in named)
-        raise InvalidArgument(
-            f"question {name!r} exists {len(named)} times: {locations}; rename one"
-        )
-    if not named:
-        names = [item.fields["name"] for item in found]
-        matches = get_close_matches(str(name), names, 1)
+    found = load_entries(place)
+    if name not in found:
+        matches = get_close_matches(str(name), found, 1)
         suggestion = f"did you mean {matches[0]}? There" if matches else "there"
-        broken = "".join(f"; also, {error}" for error in wrong)
         raise InvalidArgument(
             f"no question {name!r} in {Config.yaml_dir if place is None else place}; {suggestion} "
-            f"are: {', '.join(names) or 'none'}{broken}"
+            f"are: {', '.join(found) or 'none'}"
         )
-    return named[0]
+    return found[name]
 
 
 def build_question(item: QuestionEntry) -> Any:
@@ -598,7 +586,7 @@ def build_question(item: QuestionEntry) -> Any:
     """
     fields = dict(item.fields)
     if isinstance(judges := fields.get("judges"), dict):
-        local = {one.fields["name"]: one.fields for one in load_entries(item.file)[0]}
+        local = {name: one.fields for name, one in load_entries(item.file).items()}
         fields["judges"] = {
             column: local.get(one, one) if isinstance(one, str) else one
             for column, one in judges.items()
@@ -615,14 +603,9 @@ def load_questions(place: str | Path) -> list[Question]:
     """Build all questions of a file or a folder's files in order, without judges.
 
     Raises:
-        InvalidArgument: A question is invalid, two have one name, or there is none.
+        UserError: A question is invalid, or there is none; or as `load_entries`.
     """
-    found, wrong = load_entries(place)
-    if wrong:
-        raise wrong[0]
-    [(name, number)] = Counter(item.fields["name"] for item in found).most_common(1) or [("", 0)]
-    if number > 1:
-        find_entry(name, place)  # says where they are
+    found = load_entries(place).values()
     questions = [item for item in found if not str(item.fields.get("type")).endswith("_judge")]
     if not questions:
         raise InvalidArgument(f"{place}: contains no questions; it must be {EXPECTED_FORM}")

@@ -109,25 +109,24 @@ DataFiles = Text | Mapping[Literal["dev", "test"], str] | InMemoryItems
 """Path of one file, or of one per split, {"dev": path, "test": path}; or the items."""
 
 
-class Content(NamedTuple):
-    """What the files of a task contain.
+class Row(NamedTuple):
+    """An item as it stands in a file.
 
     Attributes:
-        paths: Each split's file.
-        entries: Each split's entries with their places: a line in JSON lines, from 1 on, else an
-            index in a list, from 0.
-        common: Fields that all items share.
+        place: Its line in JSON lines, from 1 on, else its index in a list, from 0.
     """
 
-    paths: Mapping[str, Path]
-    entries: Mapping[str, Sequence[tuple[int, Any]]]
-    common: Mapping[str, str]
+    split: str
+    path: Path
+    place: int
+    value: Mapping[str, Any]
 
 
-def read_content(file: DataFiles, fields: Sequence[str]) -> Content:
-    """Read the content of one or two files.
+def read_rows(file: DataFiles, fields: Sequence[str]) -> list[Row]:
+    """Read the items of both splits from one or two files.
 
-    - An object `{"dev": [...], "test": [...]}`, optionally with an "icl_prompt".
+    - An object `{"dev": [...], "test": [...]}`, optionally with an "icl_prompt", which is copied
+      into each item.
     - JSON lines (a name in ".jsonl", one object per line) or a list of objects: either each has a
       "split", "dev" or "test", or none does, and they are divided (`split_dev_third`).
     - For each split, one file of JSON lines or with a list.
@@ -141,31 +140,29 @@ def read_content(file: DataFiles, fields: Sequence[str]) -> Content:
     """
     if isinstance(file, Mapping):
         paths = {str(split): find_path(path) for split, path in file.items()}
-        return Content(paths, {n: _number(p, _read_file(p)) for n, p in paths.items()}, {})
+        return [row for split, path in paths.items() for row in _rows(path, _read(path), split)]
     path = Path("items") if isinstance(file, InMemoryItems) else find_path(file)
-    value = file.items if isinstance(file, InMemoryItems) else _read_file(path)
-    both = dict.fromkeys(SPLITS, path)
+    value = file.items if isinstance(file, InMemoryItems) else _read(path)
     if isinstance(value, Mapping) and path.suffix != ".jsonl":
-        entries = {split: _number(path, value.get(split) or [], split) for split in SPLITS}
-        shown = value.get("icl_prompt")
-        return Content(both, entries, {"icl_prompt": shown} if shown and type(shown) is str else {})
-    listed = _number(path, value)
-    if any("split" in one for _, one in listed):
-        for place, one in listed:
-            if one.get("split") not in SPLITS:
-                raise UserError(
-                    f'{_place(path, place)}: its "split" is {one.get("split", "missing")!r}; '
-                    "if one item has a split, all need one: dev or test"
-                )
-        splits = [one["split"] for _, one in listed]
-    else:
-        dev = split_dev_third([one for _, one in listed], fields)
-        splits = ["dev" if first else "test" for first in dev]
-    pairs = list(zip(listed, splits, strict=True))
-    return Content(both, {n: [one for one, mine in pairs if mine == n] for n in SPLITS}, {})
+        rows = [row for split in SPLITS for row in _rows(path, value.get(split) or [], split)]
+        if (shown := value.get("icl_prompt")) and isinstance(shown, str):
+            rows = [row._replace(value={"icl_prompt": shown, **row.value}) for row in rows]
+        return rows
+    rows = _rows(path, value)
+    if not any("split" in row.value for row in rows):
+        dev = split_dev_third([row.value for row in rows], fields)
+        pairs = zip(rows, dev, strict=True)
+        return [row._replace(split="dev" if first else "test") for row, first in pairs]
+    for row in rows:
+        if row.value.get("split") not in SPLITS:
+            raise UserError(
+                f'{_place(row)}: its "split" is {row.value.get("split", "missing")!r}; '
+                "if one item has a split, all need one: dev or test"
+            )
+    return [row._replace(split=row.value["split"]) for row in rows]
 
 
-def _read_file(path: Path) -> Any:
+def _read(path: Path) -> Any:
     """Return the JSON value of a file; of JSON lines, the values by line number."""
     if not path.exists():
         hint = "see task.file"
@@ -184,29 +181,29 @@ def _read_file(path: Path) -> Any:
         raise UserError(f"{path} is not valid JSON: {error}{lines}") from None
 
 
-def _number(path: Path, values: Any, split: str = "") -> list[tuple[int, Any]]:
-    """Return the entries of a list, or of JSON lines, with their places; each is an object."""
+def _rows(path: Path, values: Any, split: str = "") -> list[Row]:
+    """Return the rows of a list, or of JSON lines; each is an object."""
     if isinstance(values, Mapping) and path.suffix == ".jsonl":
-        entries = list(values.items())
+        pairs = list(values.items())
     elif isinstance(values, Sequence) and not isinstance(values, str):
-        entries = list(enumerate(values))
+        pairs = list(enumerate(values))
     else:
         what = f'"{split}"' if split else "the outermost value"
         raise UserError(f"{path}: {what} is not a list of items")
-    for place, value in entries:
-        if not isinstance(value, Mapping):
-            raise UserError(f"{_place(path, place)}: it is not an object")
-    return entries
+    rows = [Row(split, path, place, value) for place, value in pairs]
+    if wrong := [row for row in rows if not isinstance(row.value, Mapping)]:
+        raise UserError(f"{_place(wrong[0])}: it is not an object")
+    return rows
 
 
-def _place(path: Path, place: int) -> str:
-    return f"{path}, {'line' if path.suffix == '.jsonl' else 'item'} {place}"
+def _place(row: Row) -> str:
+    return f"{row.path}, {'line' if row.path.suffix == '.jsonl' else 'item'} {row.place}"
 
 
 @checked("task")
 @dataclass(eq=False)
 class DataTask(SplitTask):
-    """A task with the items of one file, or of one file per split (`read_content`).
+    """A task with the items of one file, or of one file per split (`read_rows`).
 
     Items are ordered so that every prefix has the domains (the items' "domain") in the proportions
     of the complete split, in file order within a domain. A limit takes a prefix: 50 items are the
@@ -258,33 +255,37 @@ class DataTask(SplitTask):
 
     def load_items(self, split: str) -> list[Item]:
         assert self.file is not None
-        content = read_content(self.file, self.fields)
-        path = content.paths.get(split)
-        if path is None or not content.entries.get(split):
-            where = path or f"task.file={self.file}"
-            raise UserError(f'{where}: "{split}" is not a list of at least one item')
-        items = self._check_items(split, path, content)
+        every = read_rows(self.file, self.fields)
+        rows = [row for row in every if row.split == split]
+        if not rows:
+            shown = "the items" if isinstance(self.file, InMemoryItems) else self.file
+            raise UserError(f'{shown}: "{split}" is not a list of at least one item')
+        items = self._check_items(rows)
         different = len({item_identity(item, self.fields) for item in items})
         if different < len(items):
             log.warning(
                 "%s: %d of %d %s items are duplicates (question, choices and answer) and are "
                 "scored as well",
-                *(path, len(items) - different, len(items), split),
+                *(rows[0].path, len(items) - different, len(items), split),
             )
-        items = self._remove_shared_items(split, items, content)
+        # The errors of the other split are its own.
+        others = [row for row in every if row.split != split and not self.item_error(row.value)]
+        rest = [{"id": row.place, **row.value} for row in others]
+        items = self._remove_shared_items(split, items, rest, rows[0].path)
         if split == "dev" and self.dev_seed is not None:
             random.Random(f"{self.dev_seed}/dev").shuffle(items)
         return balance_domains(items)[: self.dev_limit if split == "dev" else self.test_limit]
 
-    def _check_items(self, split: str, path: Path, content: Content) -> list[Item]:
-        """Return the split's items, all of them valid and with different ids."""
+    def _check_items(self, rows: Sequence[Row]) -> list[Item]:
+        """Return the items of a split's rows, all of them valid and with different ids."""
+        split, path, *_ = rows[0]
         items: list[Item] = []
         errors = []
-        for place, value in content.entries[split]:
-            item_id = place if self.ids == "position" else value.get("id", place)
-            if what := _entry_error(value, item_id) or self.item_error(value):
-                errors.append(f"{value.get('id', place)!r}: {what}")
-            items.append({**content.common, **value, "id": item_id})
+        for row in rows:
+            item_id = row.place if self.ids == "position" else row.value.get("id", row.place)
+            if what := _entry_error(row.value, item_id) or self.item_error(row.value):
+                errors.append(f"{row.value.get('id', row.place)!r}: {what}")
+            items.append({**row.value, "id": item_id})
         if errors:
             many = f"{len(errors)} of {len(items)} {split} items are wrong; the first: "
             raise UserError(f"{path}: {many * (len(errors) > 1)}{split} item {errors[0]}")
@@ -296,17 +297,11 @@ class DataTask(SplitTask):
             )
         return items
 
-    def _remove_shared_items(self, split: str, items: list[Item], content: Content) -> list[Item]:
-        """Return the items without those that are assigned to the other split.
-
-        Of the other split only the valid items are read: its errors are its own.
-        """
+    def _remove_shared_items(
+        self, split: str, items: list[Item], rest: Sequence[Item], path: Path
+    ) -> list[Item]:
+        """Return the items without those that are assigned to the other split, which has `rest`."""
         other = "test" if split == "dev" else "dev"
-        rest = [
-            {"id": place, **value}
-            for place, value in content.entries.get(other, ())
-            if self.item_error(value) is None
-        ]
         dev, test = (items, rest) if split == "dev" else (rest, items)
         kept = assign_shared_items(dev, test, self.fields)
         if not self._warned and kept["dev"]:
@@ -319,14 +314,14 @@ class DataTask(SplitTask):
             ids = [item["id"] for item in dev if item_identity(item, self.fields) in shared]
             log.warning(
                 "%s: %d items are in both dev and test; %s. In dev they are %s.",
-                *(content.paths["dev"], len(shared), what, format_ids(ids)),
+                *(path, len(shared), what, format_ids(ids)),
             )
         if not self.dedupe:
             return items
         found = [one for one in items if item_identity(one, self.fields) not in kept[other]]
         if not found:
             raise UserError(
-                f"{content.paths[split]}: all items of {split} are in {other}, too; set "
+                f"{path}: all items of {split} are in {other}, too; set "
                 "task.dedupe=false to keep them in both"
             )
         return found

@@ -351,18 +351,6 @@ def test_a_pack_speaks_by_the_mixture_of_its_chances(
         assert said.text == tokenizer.decode(new, skip_special_tokens=True)
 
 
-def test_a_cold_pack_is_the_least_surprised_alone(
-    base: BaseModel, tiny_pool: Path, talk: ExactMatch, singles: Any
-) -> None:
-    pack = PackLLM(base, Pool(str(tiny_pool)), temperature=1e-6)
-    (packed,) = found_on(pack, talk).scores
-    alone = found_on(singles, talk)
-    found, _ = pack.engine.log_perplexities([item["question"] for item in talk.items("test")])
-    chosen = found.argmin(axis=1)
-    assert len(set(chosen)) > 1
-    assert [s.text for s in packed] == [alone.scores[k][i].text for i, k in enumerate(chosen)]
-
-
 def test_alike_are_texts_that_share_rare_words() -> None:
     texts = ["Solve this graph: path 3", "Solve this sum: add 3", "Solve this graph: edge"]
     found = TfidfSimilarity(texts).cosine_with(

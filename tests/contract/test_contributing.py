@@ -5,6 +5,7 @@ import inspect
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -127,13 +128,13 @@ def test_the_model_keeps_the_contract(test: Any, folder: Path, patch: pytest.Mon
     test(test_models.Case(module.Program(ECHO), by_rule=False))
 
 
-def test_the_model_has_a_name_by_one_line(folder: Path, patch: pytest.MonkeyPatch) -> None:
+def test_the_model_has_a_name_by_one_case(folder: Path, patch: pytest.MonkeyPatch) -> None:
     module = loaded("swarm/models/program.py", folder, patch)
-    source, place = inspect.getsource(registry), '"llm": lambda name: LLM(name, cache=self.cache),'
+    source, place = inspect.getsource(registry), '            case "llm":\n'
     assert source.count(place) == 1
-    line = shown("swarm/registry/registry.py").strip()
+    case = textwrap.indent(shown("swarm/registry/registry.py"), " " * 12)
     space = {"__name__": "swarm.registry", "Program": module.Program}
-    exec(source.replace(place, f"{place} {line}"), space)
+    exec(source.replace(place, case + place), space)
     assert space["Roster"](cache=None).model("program/cat").label == "program/cat"
 
 

@@ -12,7 +12,7 @@ import pytest
 import scorer_models
 import torch
 from endpoints import Asked, Reply, endpoint, in_turn
-from judge_endpoints import felt, toxicity
+from judge_endpoints import felt
 from safetensors.torch import load_file, save_file
 from task_items import hostile
 
@@ -344,16 +344,6 @@ def test_a_wrong_key_ends_it_and_is_never_shown(
     monkeypatch.delenv("MY_KEY")
     with pytest.raises(UserError, match="MY_KEY is not set"):
         mine.check()
-
-
-@pytest.mark.parametrize("fault", [Reply({"error": "x"}, 500), Reply(drop=True), toxicity(7)])
-def test_what_passes_is_waited_for_and_what_stays_is_one_line(fault: Reply) -> None:
-    with endpoint(in_turn(fault, toxicity(0.25))) as server:
-        assert scored(perspective(server), SAID[:1])[0].value == 0.75
-    with endpoint(in_turn(fault)) as server:
-        with pytest.raises(UserError, match=r"^Perspective \(http.*attempts.*resumes") as caught:
-            scored(perspective(server), SAID[:1])
-        assert "\n" not in str(caught.value)
 
 
 def test_wrong_settings_are_named() -> None:

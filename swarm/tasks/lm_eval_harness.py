@@ -7,7 +7,7 @@ completions become its responses.
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 from swarm._util.files import find_path, hash_file_cached, short_digest
 from swarm._util.settings import Count, Positive, Text, checked
@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 
 FEWSHOT_SEED = 1234
 """Seed of lm-eval, so that the same examples are drawn."""
+
+KEY = "task=lm_eval"
+"""Beginning of errors about what a task requires."""
 
 INVALID_TEXT = "[invalid]"
 """Output of lm-eval's filters for a text in which they find no match."""
@@ -199,7 +202,7 @@ def build_gold_example(task: Any, item: Item, metric: str) -> Example:
         instances = instances[: len(task.doc_to_choice(item["doc"]))]
     if getattr(task, "multiple_input", 0):
         instances, gold = [instances[gold]], 0
-    (request,) = group_requests(instances)[0].requests
+    ((_, (request,), _), *_) = plan_requests(instances)
     units: tuple[float, ...] = ()
     if len(request.choices) > 1 and (measure := CHOICE_LENGTHS.get(metric)):
         units = tuple(max(1.0, float(measure(one))) for one in task.doc_to_choice(item["doc"]))
@@ -254,17 +257,14 @@ DEFAULT_NEW_TOKENS = 256
 LENGTH_KEYS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
 
-class InstanceRequests(NamedTuple):
-    """Instances (of one kind, with one context), requests that answer them, and stop strings."""
-
-    kind: str
-    instances: list[Any]
-    requests: list[Request]
-    stops: tuple[str, ...] = ()
+Exchange = tuple[list[Any], list[Request], Callable[[list[Completion]], list[Any]]]
+"""Instances, the requests that answer them, and what makes their responses of the completions."""
 
 
-def group_requests(instances: Sequence[Any]) -> list[InstanceRequests]:
+def plan_requests(instances: Sequence[Any]) -> list[Exchange]:
     """Return the requests of a document's instances; choices after the same context share one.
+
+    Responses are those of lm-eval's models.
 
     Raises:
         UserError: The kind cannot be answered by greedy decoding of text.
@@ -272,65 +272,51 @@ def group_requests(instances: Sequence[Any]) -> list[InstanceRequests]:
     grouped = groupby(
         instances, key=lambda one: one.args[0] if one.request_type == "loglikelihood" else id(one)
     )
-    return [_build_requests(list(group)) for _, group in grouped]
+    return [_plan_group(list(group)) for _, group in grouped]
 
 
-def _build_requests(group: list[Any]) -> InstanceRequests:
+def _plan_group(group: list[Any]) -> Exchange:
     kind, context = group[0].request_type, group[0].args[0]
     if kind == "loglikelihood":
         # A word and the space before it are one token: the space belongs to the word.
         shown = context.rstrip()
         choices = tuple(context[len(shown) :] + one.args[1] for one in group)
-        return InstanceRequests(kind, group, [Request(shown, 0, choices)])
+        return group, [Request(shown, 0, choices)], _read_logprobs
     if kind == "loglikelihood_rolling":
         requests = [
             Request(preceding_context(context, at, ROLLING_CONTEXT), 0, (part,))
             for at, part in split_windows(context, ROLLING_WINDOW)
         ]
-        return InstanceRequests(kind, group, requests)
+        return group, requests, lambda answers: [sum(choice_logprob(a, KEY) for a in answers)]
     if kind != "generate_until":
-        raise UserError(f"task=lm_eval: it requires {kind}, which is not supported.")
+        raise UserError(f"{KEY}: it requires {kind}, which is not supported.")
     settings = group[0].args[1]
     if settings.get("do_sample") and settings.get("temperature") != 0:
         raise UserError(
-            f"task=lm_eval: {group[0].task_name} samples (do_sample), but a search needs "
-            "greedy answers; set do_sample: false in your own yaml."
+            f"{KEY}: {group[0].task_name} samples (do_sample), but a search needs greedy answers; "
+            "set do_sample: false in your own yaml."
         )
     limits = (settings[key] for key in LENGTH_KEYS if settings.get(key))
     until = settings.get("until") or ()
     stops = (until,) if isinstance(until, str) else tuple(until)
-    request = Request(
-        context,
-        int(next(limits, DEFAULT_NEW_TOKENS)),
-        stop_check=partial(contains_stop, stops),
-    )
-    return InstanceRequests(kind, group, [request], stops)
+    limit = int(next(limits, DEFAULT_NEW_TOKENS))
+    request = Request(context, limit, stop_check=partial(contains_stop, stops))
+    return group, [request], lambda answers: [cut_at_stops(answers[0].text, stops)]
+
+
+def _read_logprobs(answers: list[Completion]) -> list[Any]:
+    (answer,) = answers
+    if not answer.logprobs:
+        raise UserError(
+            f"{KEY}: this task needs a model that returns log probabilities; this one does not."
+        )
+    greedy = answer.greedy or (False,) * len(answer.logprobs)
+    return list(zip(answer.logprobs, greedy, strict=True))
 
 
 def contains_stop(stops: Sequence[str], text: str) -> bool:
     """Return whether the text contains a stop string."""
     return any(stop in text for stop in stops if stop)
-
-
-def set_responses(group: InstanceRequests, completions: Iterator[Completion]) -> None:
-    """Set the instances' responses, as lm-eval's models do."""
-    answers = [next(completions) for _ in group.requests]
-    responses: list[Any]
-    if group.kind == "loglikelihood":
-        (answer,), count = answers, len(group.instances)
-        if len(answer.logprobs) != count:
-            raise UserError(
-                "task=lm_eval: this task needs a model that returns log probabilities; this one "
-                "does not."
-            )
-        responses = list(zip(answer.logprobs, answer.greedy or (False,) * count, strict=True))
-    elif group.kind == "loglikelihood_rolling":
-        responses = [sum(choice_logprob(one, "task=lm_eval") for one in answers)]
-    else:
-        responses = [cut_at_stops(answers[0].text, group.stops)]
-    for instance, response in zip(group.instances, responses, strict=True):
-        # Greedy decoding returns the same text for every repeat.
-        instance.resps = [response] * (instance.repeats or 1)
 
 
 def cut_at_stops(text: str, stops: Sequence[str]) -> str:
@@ -448,10 +434,13 @@ class LMEvalTask(SplitTask):
     def run(self, items: Sequence[Item]) -> TaskRun:
         """Send all requests of the documents in one round."""
         made = [build_instances(self.load_tasks()[item["task"]], item) for item in items]
-        groups = [part for instances in made for part in group_requests(instances)]
-        rest = iter((yield [request for part in groups for request in part.requests]))
-        for part in groups:
-            set_responses(part, rest)
+        plans = [plan for instances in made for plan in plan_requests(instances)]
+        rest = iter((yield [request for _, requests, _ in plans for request in requests]))
+        for instances, requests, read in plans:
+            responses = read([next(rest) for _ in requests])
+            for instance, response in zip(instances, responses, strict=True):
+                # Greedy decoding returns the same text for every repeat.
+                instance.resps = [response] * (instance.repeats or 1)
         return [self.score_responses(item, mine) for item, mine in zip(items, made, strict=True)]
 
     @property

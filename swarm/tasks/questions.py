@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Literal, Self, get_args
+from typing import Literal, Self
 
 from swarm._util.settings import Positive, checked
 from swarm.errors import UserError
@@ -14,8 +14,6 @@ from swarm.tasks.base import Item, Score, TaskRun
 from swarm.tasks.dataset import DataTask
 
 Signal = Literal["accuracy", "logprob", "both"]
-
-SIGNALS: tuple[str, ...] = get_args(Signal)
 
 MIN_LOGPROB = -100.0
 """Lower bound of a log probability, in nats per token; also the value where numbers overflow.

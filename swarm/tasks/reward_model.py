@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from swarm._util.settings import FiniteNumber, checked
 from swarm.errors import UserError
@@ -10,8 +10,6 @@ from swarm.tasks.base import Item, Score, TaskRun
 from swarm.tasks.free_text import FreeText
 
 Mode = Literal["default", "verbose", "concise", "reverse"]
-
-MODES: tuple[str, ...] = get_args(Mode)
 
 
 @checked("task")

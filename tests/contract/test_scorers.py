@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import scorer_models
@@ -25,7 +25,7 @@ from swarm.scorers.perspective import PerspectiveScorer
 from swarm.scorers.reward_model import RewardModelScorer
 from swarm.tasks.base import Score
 from swarm.tasks.free_text import Scorer
-from swarm.tasks.reward_model import MODES, RewardModelTask
+from swarm.tasks.reward_model import Mode, RewardModelTask
 
 TEXTS = ("friendly birds", "a graph of 5 nodes", "", "the answer is friendly, 3 + 4 is 12", "no")
 CLEAN, TOXIC = "the answer is right", "the answer is a stone"
@@ -97,7 +97,7 @@ BY_HAND = [
 
 @pytest.mark.parametrize(("reward", "length", "wanted"), BY_HAND)
 def test_modes_by_hand(reward: float, length: float, wanted: Sequence[float]) -> None:
-    for mode, value in zip(MODES, wanted, strict=True):
+    for mode, value in zip(get_args(Mode), wanted, strict=True):
         task = rewarded(mode, **PAPER)
         score = task.apply_scale(measured(reward, length))
         assert score.value == pytest.approx(value, abs=1e-12)

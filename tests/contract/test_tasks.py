@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -37,8 +37,8 @@ from task_items import (
 from swarm.errors import UserError
 from swarm.models.base import Completion, Request
 from swarm.tasks.base import Task, unparsed_rate
-from swarm.tasks.questions import SIGNALS
-from swarm.tasks.reward_model import MODES
+from swarm.tasks.questions import Signal
+from swarm.tasks.reward_model import Mode
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = sorted((ROOT / "conf" / "task").glob("*.yaml"))
@@ -84,7 +84,7 @@ MAKERS: dict[str, Callable[[int], list[dict[str, Any]]] | None] = {
     "swarm.scorers.rules.Regex": year_items,
     "swarm.scorers.llm_judge.LLMJudge": judged_items,
     "swarm.scorers.perspective.PerspectiveScorer": toxic_items,
-    **{f"{REWARDED} {mode}": partial(reward_items, mode=mode) for mode in MODES},
+    **{f"{REWARDED} {mode}": partial(reward_items, mode=mode) for mode in get_args(Mode)},
 }
 
 # What a class needs beside its items, as keys of its yaml; the folder is an empty one.
@@ -92,7 +92,7 @@ NEEDS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "swarm.scorers.function.FunctionTask": lambda folder: {"function": "task_items.shared_words"},
     "swarm.scorers.llm_judge.LLMJudge": judge_needs,
     "swarm.scorers.perspective.PerspectiveScorer": perspective_needs,
-    **dict.fromkeys((f"{REWARDED} {mode}" for mode in MODES), reward_needs),
+    **dict.fromkeys((f"{REWARDED} {mode}" for mode in get_args(Mode)), reward_needs),
 }
 
 # How to write the items of a class whose data is no JSON file of dev and test, in an empty folder;
@@ -211,7 +211,7 @@ def test_right_is_above_wrong_by_every_signal(yaml: Path, tmp_path: Path) -> Non
     config = composed(yaml)
     assert config.signal == "accuracy"
     small(config, tmp_path)
-    for signal in SIGNALS:
+    for signal in get_args(Signal):
         config.signal = signal
         task = instantiate(config, _convert_="all")
         items = task.items("dev")

@@ -123,7 +123,6 @@ def write_gguf(
     Args:
         model: A transformers model that `check_architecture` accepts, float32 on the CPU.
         tokenizer: Its fast tokenizer.
-        path: The file.
         name: Name of the model in the file.
         quantize: One of `QUANTIZATIONS`; `None`: float16.
 
@@ -151,18 +150,21 @@ def _add_shape(writer: Any, config: Mapping[str, Any]) -> None:
 
     heads, rope = int(config["num_attention_heads"]), _rope_settings(config)
     head_size = _head_size(config)
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(config.get("num_key_value_heads") or heads)
-    writer.add_key_length(head_size)
-    writer.add_value_length(head_size)
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(rope["rope_theta"])
-    writer.add_rope_dimension_count(head_size)
-    writer.add_vocab_size(config["vocab_size"])
+    for add, value in (
+        (writer.add_context_length, config["max_position_embeddings"]),
+        (writer.add_embedding_length, config["hidden_size"]),
+        (writer.add_block_count, config["num_hidden_layers"]),
+        (writer.add_feed_forward_length, config["intermediate_size"]),
+        (writer.add_head_count, heads),
+        (writer.add_head_count_kv, config.get("num_key_value_heads") or heads),
+        (writer.add_key_length, head_size),
+        (writer.add_value_length, head_size),
+        (writer.add_layer_norm_rms_eps, config["rms_norm_eps"]),
+        (writer.add_rope_freq_base, rope["rope_theta"]),
+        (writer.add_rope_dimension_count, head_size),
+        (writer.add_vocab_size, config["vocab_size"]),
+    ):
+        add(value)
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
@@ -275,9 +277,7 @@ def write_lora_gguf(adapter: Adapter, config: Mapping[str, Any], path: Path, nam
     adds no scaling, so that modules may differ in rank and alpha.
 
     Args:
-        adapter: The adapter.
         config: Content of its base's config.json.
-        path: The file.
         name: Name of the adapter in the file.
 
     Raises:

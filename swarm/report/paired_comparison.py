@@ -33,7 +33,7 @@ NON_TEXT_KEYS = ("id", "part", "domain", "split", "answer")
 
 
 class PairedComparison:
-    """Results of the best initial expert ("starting") and the best found ("ending") of a run.
+    """Results of the best initial expert and the best found of a run.
 
     Results are read from the verdict; while the search is running, dev results are computed from
     its answers.
@@ -41,18 +41,15 @@ class PairedComparison:
     Attributes:
         run: The run.
         verdict: Its verdict; `None` while the search is running.
-        places: Their positions, as (iteration, particle).
+        start, end: Their positions, as (iteration, particle).
         expert: Name of the best initial expert.
         labels: Display names of the two models.
     """
 
     def __init__(self, run: RunFolder) -> None:
         self.run, self.verdict = run, run.verdict
-        self.places: dict[str, ParticleIndex] = {
-            "starting": run.best_expert(),
-            "ending": run.find_best(),
-        }
-        self.expert = run.experts[self.places["starting"][1]]
+        self.start, self.end = run.best_expert(), run.find_best()
+        self.expert = run.experts[self.start[1]]
         self.labels = (f"best initial expert ({self.expert})", "best found")
 
     def results(self, split: str) -> tuple[Measured | None, Measured | None]:
@@ -67,8 +64,7 @@ class PairedComparison:
 
     @cached_property
     def _dev_results(self) -> tuple[Measured | None, Measured | None]:
-        start, end = map(self._measure_dev, self.places.values())
-        return start, end
+        return self._measure_dev(self.start), self._measure_dev(self.end)
 
     def _measure_dev(self, index: ParticleIndex) -> Measured | None:
         utility = float(self.run.utilities[index])
@@ -90,7 +86,7 @@ class PairedComparison:
         are stored, then the other initial experts, whose answers to dev items are.
         """
         run, tested = self.run, []
-        if self.verdict and run.load_test_answers(self.places["ending"]):
+        if self.verdict and run.load_test_answers(self.end):
             labels = [one.label for one in self.verdict.alternatives]
             tested = [label for label in labels if self._load_baseline_answers(label) is not None]
         known = np.isfinite(run.utilities[0, : run.expert_count])
@@ -131,7 +127,7 @@ class PairedComparison:
         Args:
             baseline: A name of `list_baselines`; the best initial expert by default.
         """
-        run, (start, end) = self.run, self.places.values()
+        run, start, end = self.run, self.start, self.end
         if baseline in run.experts:
             start = 0, run.experts.index(baseline)
             return "dev", run.load_answers(start), run.load_answers(end)
@@ -172,7 +168,7 @@ def changed_items_blocks(models: PairedComparison, baseline: str = "") -> list[B
     initial = baseline in ("", models.labels[0])
     if (found := models.paired_answers(baseline)) is None:
         return ["No two models have answered all items yet."]
-    if initial and models.places["starting"] == models.places["ending"]:
+    if initial and models.start == models.end:
         return ["The best found is the best initial expert: no item differs."]
     split, before, after = found
     questions, missing = load_questions(models, split)

@@ -4,6 +4,7 @@ Each function returns the blocks of a section, empty if it does not apply; `swar
 their titles and explanations.
 """
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
@@ -124,7 +125,7 @@ def headline_figures(models: PairedComparison) -> list[tuple[str, str]]:
 def start_end_blocks(models: PairedComparison) -> list[Block]:
     """Compare start and end, and all alternatives."""
     run, verdict = models.run, models.verdict
-    position = run.positions[models.places["ending"]]
+    position = run.positions[models.end]
     blocks: list[Block] = [_result_table(models)]
     if verdict and (domains := domain_table(verdict)):
         blocks.append(TableBlock("Utilities by domain; (!): one answer throughout", *domains))
@@ -280,7 +281,7 @@ def _describe_front(found: ParetoFront) -> list[str]:
 def progress_blocks(models: PairedComparison) -> list[Block]:
     """Show the best so far and every particle."""
     run, label, signal = models.run, objective_label(models.run), search_signal(models.run)
-    best, start = run.best_so_far(), float(run.utilities[models.places["starting"]])
+    best, start = run.best_so_far(), float(run.utilities[models.start])
     iterations = pluralize(len(best) - 1, "iteration")
     described = f"From {format_number(best[0])} to {format_number(best[-1])} in {iterations}"
     series = [Series("best so far", range(len(best)), best, "steps", "strong")]
@@ -318,7 +319,7 @@ def progress_blocks(models: PairedComparison) -> list[Block]:
 
 def _particle_chart(models: PairedComparison) -> Chart:
     run, x = models.run, np.arange(len(models.run.utilities))
-    expert, best = (index[1] for index in models.places.values())
+    expert, best = (index[1] for index in (models.start, models.end))
     named = {expert: (f"particle {expert}, started as {models.expert}", "normal")}
     named[best] = f"particle {best}, best", "strong"
     series = []
@@ -530,51 +531,45 @@ def cost_blocks(models: PairedComparison) -> list[Block]:
 
 def configuration_blocks(models: PairedComparison) -> list[Block]:
     """Show the settings, and the digests that identify the search."""
-    run = models.run
-    own, made = run.experts[: run.expert_count], run.experts[run.expert_count :]
-    blocks: list[Block] = [f"{len(own)} experts: {', '.join(own)}."]
-    if made:
-        rows_made = pluralize(len(made), "more row")
-        blocks.append(f"{rows_made}, added by the pool: {', '.join(made)}.")
-    routes = group_by_route(run.groups)
-    if len(routes) > 1:
-        kinds = f"At most {len(routes)} kinds of prompts with separate coefficients"
-        blocks.append(f"{kinds}: {', '.join(routes)}.")
-    named = [run.groups[i].rpartition(" / ")[2] for i in next(iter(routes.values()))]
-    if (count := len(named)) > 1:
-        if count > 12:
-            named = [*named[:10], "...", named[-1]]
-        blocks.append(f"{count} groups of modules with separate coefficients: {', '.join(named)}.")
+    run, routes = models.run, group_by_route(models.run.groups)
+    own, groups = run.expert_count, next(iter(routes.values()))
+    lists = {
+        "experts": run.experts[:own],
+        "rows added by the pool": run.experts[own:],
+        "kinds of prompts": [name for name in routes if name],
+        "groups of modules": [run.groups[i].rpartition(" / ")[2] for i in groups],
+    }
+    rows = []
+    for name, found in lists.items():
+        shown = found if len(found) <= 12 else [*found[:10], "...", found[-1]]
+        if found:
+            rows.append([name, f"{len(found)}: {', '.join(shown)}"])
     names = ("seed", "base weights", "pool weights", "task items")
-    rows = [[name, str(run.identity[name])] for name in names if name in run.identity]
+    rows += [[name, str(run.identity[name])] for name in names if name in run.identity]
     for one in run.state.get("versions", ()):
         packages = ", ".join(f"{name} {number}" for name, number in one["packages"].items())
         rows.append([f"versions from iteration {one['from_iteration']} on", packages])
     header = ["what", "configuration (weights and items as digests)"]
-    blocks.append(TableBlock("What it ran on", header, rows))
     try:
         config = clean(run.config)
     except UserError:
         config = run.identity
-    keys = [[key, format_setting(value)] for key, value in flatten_keys(config)]
-    return [*blocks, TableBlock("Configuration", ["key", "value"], keys)]
+    keys = [
+        [key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)]
+        for key, value in flatten_keys(config)
+    ]
+    return [
+        TableBlock("What it ran on", header, rows),
+        TableBlock("Configuration", ["key", "value"], keys),
+    ]
 
 
 def flatten_keys(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the leaves of a configuration as (dotted key, value); a router is "auto"."""
     for name, value in tree.items():
-        here = f"{path}.{name}" if path else str(name)
-        router = here == "pool.routes" and isinstance(value, Mapping)
-        if isinstance(value, Mapping) and value and not router:
-            yield from flatten_keys(value, here)
+        if f"{path}{name}" == "pool.routes" and isinstance(value, Mapping):
+            yield "pool.routes", "auto"
+        elif isinstance(value, Mapping) and value:
+            yield from flatten_keys(value, f"{path}{name}.")
         else:
-            yield here, "auto" if router else value
-
-
-def format_setting(value: object) -> str:
-    """Format a value in command-line syntax."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, list):
-        return f"[{','.join(map(format_setting, value))}]"
-    return str(value)
+            yield f"{path}{name}", value

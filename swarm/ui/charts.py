@@ -12,17 +12,28 @@ from swarm.report.sections import objective_chart
 from swarm.runs.folder import ParticleIndex, RunFolder
 from swarm.runs.pareto_front import ParetoFront
 
-TEXT_COLOUR = "#7d8791"
-"""Colour of text and lines, readable on light and dark backgrounds."""
-
-TEXT = {"color": TEXT_COLOUR}
+GREY = "#7d8791"
+"""Colour of text, lines and other particles, readable on light and dark backgrounds."""
 
 COLOURS = ["#2f6fab", "#c8711d", "#3f8f5b", "#a34a8c", "#8a6d1f", "#4f8f9e", "#b04a4a", "#6b63b5"]
 
 SIGN_COLOURS = ["#c8711d", "#8a8f9540", "#2f6fab"]
 """Colours of negative, zero and positive coefficients; zero is transparent."""
 
-LONG_LABEL = {**TEXT, "width": 92, "overflow": "truncate"}
+LINES = {"lineStyle": {"color": GREY, "opacity": 0.25}}
+AXIS = {"axisLabel": {"color": GREY}, "nameTextStyle": {"color": GREY}, "splitLine": LINES}
+THEME = {
+    "color": [*COLOURS, GREY],
+    "textStyle": {"color": GREY},
+    "legend": {"textStyle": {"color": GREY}, "pageTextStyle": {"color": GREY}},
+    "toolbox": {"iconStyle": {"borderColor": GREY}},
+    "visualMap": {"textStyle": {"color": GREY}},
+    "categoryAxis": AXIS,
+    "valueAxis": AXIS,
+}
+"""Theme of all charts, light or dark."""
+
+LONG_LABEL = {"width": 92, "overflow": "truncate"}
 
 WHISKER = """(params, api) => {
   const at = api.value(0), style = {stroke: api.visual('color'), lineWidth: 1.5};
@@ -51,9 +62,9 @@ def particle_chart(run: RunFolder) -> dict[str, Any]:
     stride = math.ceil(run.particles / max(1, MAX_POINTS // iterations))
     line = {"type": "line", "symbolSize": 3, "connectNulls": True}
     particle = line | {
-        "lineStyle": {"width": 1, **TEXT, "opacity": 0.35},
+        "lineStyle": {"width": 1, "color": GREY, "opacity": 0.35},
         "showSymbol": True,
-        "itemStyle": {**TEXT, "opacity": 0.55},
+        "itemStyle": {"color": GREY, "opacity": 0.55},
         "emphasis": {"focus": "series", "lineStyle": {"width": 2, "opacity": 1}},
     }
     series = [
@@ -84,7 +95,7 @@ def coefficient_chart(run: RunFolder) -> dict[str, Any]:
             "stack": "all",
             "barCategoryGap": "0%",
             "data": _to_json_numbers(values[:, k]),
-            "itemStyle": {"color": _series_colour(rank)},
+            "itemStyle": {"color": (COLOURS + [GREY] * len(order))[rank]},
         }
         for rank, k in enumerate(order)
     ]
@@ -165,19 +176,21 @@ def front_chart(run: RunFolder, found: ParetoFront) -> dict[str, Any]:
     series = []
     for n, one in enumerate(order):
         faint, labels = one.weight == "faint", one.labels or [one.name] * len(one.x)
-        colour = TEXT_COLOUR if faint else _series_colour(n - 1)
-        points = zip(np.round(one.x, 6).tolist(), np.round(one.y, 6).tolist(), strict=True)
+        points = np.round(np.stack([one.x, one.y], axis=1), 6).tolist()
         series.append(
             {
                 "name": one.name,
                 "type": "scatter",
                 "data": [
                     {"value": point, "name": label}
-                    for point, label in zip(map(list, points), labels, strict=True)
+                    for point, label in zip(points, labels, strict=True)
                 ],
                 "symbolSize": 5 if faint else 10,
                 "z": n,
-                "itemStyle": {"color": colour, "opacity": 0.4 if faint else 1.0},
+                "itemStyle": {
+                    "color": GREY if faint else COLOURS[(n - 1) % len(COLOURS)],
+                    "opacity": 0.4 if faint else 1.0,
+                },
             }
         )
     options = _build_chart(chart.x_name, chart.y_name, series, [one.name for one in order[::-1]])
@@ -194,37 +207,19 @@ def _build_chart(
     Args:
         legend: Names in the legend; `None` is all.
     """
-    split = {"lineStyle": {**TEXT, "opacity": 0.25}}
-    shown = {} if legend is None else {"data": list(legend)}
+    middle = {"nameLocation": "middle", "nameGap": 26}
     return {
         "animation": False,
-        "textStyle": TEXT,
         "grid": {"left": 8, "right": 16, "top": 34, "bottom": 62, "containLabel": True},
-        "legend": {
-            "type": "scroll",
-            "bottom": 4,
-            "textStyle": TEXT,
-            "pageTextStyle": TEXT,
-            **shown,
-        },
+        "legend": {"type": "scroll", "bottom": 4, "data": legend},
         # Rich text is drawn on the canvas, so that names are never HTML.
         "tooltip": {"trigger": "item", "renderMode": "richText", "confine": True},
-        "xAxis": {
-            "type": "category",
-            "name": x_name,
-            "nameLocation": "middle",
-            "nameGap": 26,
-            "nameTextStyle": TEXT,
-            "axisLabel": TEXT,
-            "splitLine": split,
-        },
+        "xAxis": {"type": "category", "name": x_name, **middle},
         "yAxis": {
             "type": "value",
             "scale": series[0]["type"] != "bar",
             "name": y_name,
-            "axisLabel": TEXT,
-            "nameTextStyle": {"align": "left", **TEXT},
-            "splitLine": split,
+            "nameTextStyle": {"align": "left"},
         },
         "series": series,
     }
@@ -233,38 +228,19 @@ def _build_chart(
 def _by_iteration(
     y_name: str, series: list[dict[str, Any]], iterations: int, legend: list[str]
 ) -> dict[str, Any]:
-    """Build a chart over iterations with a slider, box zoom and reset.
-
-    The page's scrolling by wheel and touch is left alone.
-    """
+    """Build a chart over iterations with a slider, box zoom and reset."""
     options = _build_chart("iteration", y_name, series, legend)
     options["xAxis"] |= {"data": list(range(iterations)), "splitLine": {"show": False}}
     options["tooltip"]["formatter"] = "{a}\niteration {b}: {c}"
     options["grid"]["bottom"] = 78
-    slider = {
-        "type": "slider",
-        "height": 14,
-        "bottom": 30,
-        "showDetail": False,
-        "brushSelect": False,
-        "borderColor": "transparent",
-        "fillerColor": "rgba(125, 135, 145, 0.25)",
-        "dataBackground": {"lineStyle": {**TEXT, "opacity": 0.4}, "areaStyle": {"opacity": 0}},
-    }
-    inside = {
-        "type": "inside",
-        "zoomOnMouseWheel": "ctrl",
-        "moveOnMouseMove": False,
-        "preventDefaultMouseMove": False,
-    }
-    options["dataZoom"] = [slider, inside]
-    options["toolbox"] = {
-        "right": 8,
-        "top": 0,
-        "itemSize": 13,
-        "iconStyle": {"borderColor": TEXT_COLOUR},
-        "feature": {"dataZoom": {"yAxisIndex": "none"}, "restore": {}, "saveAsImage": {}},
-    }
+    # The page's scrolling by wheel and touch is left alone.
+    still = {"moveOnMouseMove": False, "preventDefaultMouseMove": False}
+    options["dataZoom"] = [
+        {"type": "slider", "height": 14, "bottom": 30, "showDetail": False, "brushSelect": False},
+        {"type": "inside", "zoomOnMouseWheel": "ctrl", **still},
+    ]
+    features = {"dataZoom": {"yAxisIndex": "none"}, "restore": {}, "saveAsImage": {}}
+    options["toolbox"] = {"right": 8, "top": 0, "itemSize": 13, "feature": features}
     return options
 
 
@@ -299,14 +275,9 @@ def _build_heat_map(
             "bottom": 0,
             "itemHeight": 120,
             "itemWidth": 12,
-            "textStyle": TEXT,
             "inRange": {"color": SIGN_COLOURS},
         },
     }
-
-
-def _series_colour(rank: int) -> str:
-    return COLOURS[rank] if rank < len(COLOURS) else TEXT_COLOUR
 
 
 def _to_json_numbers(values: np.ndarray) -> list[float | None]:

@@ -187,7 +187,7 @@ def load_run_series(path: Path) -> RunSeries:
     """
     run = RunFolder(path)
     models = PairedComparison(run)
-    verdict, best = summarize_verdict(models), models.places["ending"]
+    verdict, best = summarize_verdict(models), models.end
     if not run.finished:
         # A report cannot know whether the search is still running; the page shows that separately.
         verdict = verdict._replace(headline="Not over yet")

@@ -195,20 +195,9 @@ class AppState:
     device: str | None = None
     config_dir: Path | None = None
 
-    @property
-    def runs_folder(self) -> Path:
-        """Folder of the runs."""
-        return self.folder / RUNS_FOLDER
-
-    @cached_property
-    def run_index(self) -> RunIndex:
-        """Index of the runs."""
-        return RunIndex(self.runs_folder)
-
-    @cached_property
-    def launcher(self) -> SearchLauncher:
-        """Launcher of searches."""
-        return SearchLauncher()
+    def __post_init__(self) -> None:
+        self.runs_folder = self.folder / RUNS_FOLDER
+        self.run_index, self.launcher = RunIndex(self.runs_folder), SearchLauncher()
 
     @cached_property
     def roster(self) -> "Roster":

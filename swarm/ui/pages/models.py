@@ -319,6 +319,7 @@ def draw_inspection(found: PoolInspection) -> None:
     if len(found.used) > 1:
         with ui.card().classes("w-full max-w-3xl gap-2"):
             draw_heading("Cosines of the updates")
-            chart = ui.echart(charts.cosine_chart(found.used, found.cosines)).classes("w-full")
+            options = charts.cosine_chart(found.used, found.cosines)
+            chart = ui.echart(options, theme=charts.THEME).classes("w-full")
             chart.style(f"height: {max(16, 2 * len(found.used) + 8)}rem")
             chart.props('role=img aria-label="Cosines of the updates"')

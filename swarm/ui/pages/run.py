@@ -16,6 +16,7 @@ from swarm.errors import UserError
 from swarm.report.document import ChangedItems
 from swarm.report.page import VERDICT_SIGNS, build_report, render_changed_items, render_page
 from swarm.runs.folder import RUNS_FOLDER
+from swarm.ui.charts import THEME
 from swarm.ui.layout import (
     draw_alert,
     draw_command,
@@ -195,7 +196,7 @@ class RunPage:
         with ui.element("div").classes("w-full grid grid-cols-1 md:grid-cols-2 gap-4"):
             for key, title in CHART_TITLES.items():
                 with _draw_card(title).classes("md:col-span-2" * (key in WIDE_CHARTS)) as card:
-                    chart = ui.echart({}).classes("w-full h-80")
+                    chart = ui.echart({}, theme=THEME).classes("w-full h-80")
                 self._charts[key] = card, chart.props(f'role=img aria-label="{title}"')
         self._positions = PositionsCard(self._path, f"{address}/positions.csv")
         with _draw_card("Item by item") as self._changed:

@@ -1,7 +1,7 @@
 """Page Models: models, sliders that mix experts, questions to mixtures and their scores, pools."""
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -10,7 +10,6 @@ from nicegui import ui
 
 from swarm._util.terminal import format_interval, format_p, format_signed
 from swarm._util.threads import run_in_thread
-from swarm.errors import UserError
 from swarm.evaluation.positions import MixtureScoring
 from swarm.merging.positions import describe_position
 from swarm.moa.cli import format_endpoint
@@ -47,9 +46,9 @@ def register_page(home: AppState) -> None:
 
     @ui.page("/models")
     def models_page() -> None:
-        def load() -> tuple[list[Adapter | str], list[expert_mixer.BestOfRun], list[str]]:
-            experts = list(expert_mixer.list_experts(home))
-            return experts, expert_mixer.list_bests(home), expert_mixer.list_model_names(home)
+        def load() -> tuple[Any, ...]:
+            experts, bests = list(expert_mixer.list_experts(home)), expert_mixer.list_bests(home)
+            return experts, bests, expert_mixer.list_model_names(home), home.roster.providers
 
         with page_frame("Models"):
             draw_when_loaded(load, lambda found: _draw_models(home, *found))
@@ -72,17 +71,14 @@ def _draw_models(
     found: list[Adapter | str],
     bests: list[expert_mixer.BestOfRun],
     names: list[str],
+    providers: Mapping[str, Any],
 ) -> None:
     experts = [one for one in found if isinstance(one, Adapter)]
     for wrong in (one for one in found if isinstance(one, str)):
         draw_alert(wrong)
 
-    @ui.refreshable
-    def draw_others() -> None:
-        _draw_others(home, names)
-
     if experts:
-        _ExpertMixer(home, [one.name for one in experts], bests, draw_others.refresh)
+        _ExpertMixer(home, [one.name for one in experts], bests)
     with ui.row().classes("items-baseline gap-4"):
         draw_heading("Experts")
         ui.link("Inspect the pool", f"/pool?{urlencode({'folder': home.pool})}")
@@ -99,7 +95,16 @@ def _draw_models(
             _draw_row(f"local/search/{best.run}", best.words + reason)
         if not bests:
             ui.label("No search has finished yet.").classes("quiet")
-    draw_others()
+    draw_heading("Other models")
+    with ui.card().classes("w-full gap-0"):
+        for name in expert_mixer.list_saved_mixtures(home):
+            _draw_row(name, "saved mixture")
+        for name in names:
+            if not name.startswith("local/"):
+                _draw_row(name, expert_mixer.describe_members(name))
+        with ui.expansion(f"Endpoints: {len(providers)}"):
+            for name, provider in providers.items():
+                _draw_row(f"{name}/MODEL", format_endpoint(provider), linked=False)
 
 
 class CoefficientSliders:
@@ -149,25 +154,18 @@ class _ExpertMixer:
 
     Args:
         names: Names of the experts.
-        on_saved: Called after a mixture was saved.
     """
 
     def __init__(
-        self,
-        home: AppState,
-        names: list[str],
-        bests: list[expert_mixer.BestOfRun],
-        on_saved: Callable[[], Any],
+        self, home: AppState, names: list[str], bests: list[expert_mixer.BestOfRun]
     ) -> None:
-        self._home, self._on_saved = home, on_saved
+        self._home = home
         draw_heading("Mix by hand")
         with ui.card().classes("w-full gap-3"):
             self._sliders = CoefficientSliders(names)
             self._draw_presets(names, bests)
-            with ui.row().classes("items-center gap-2 w-full"):
-                name = ui.input(placeholder="name").props("aria-label='Name'")
-                save = ui.button("Save as adapter", on_click=lambda: self._save(name.value or ""))
-                save.props("unelevated")
+            self._name = ui.input("Name")
+            JobButton("Save as adapter", self._save, lambda: "saving")
         draw_heading("Score the mixture")
         _ScoreForm(home, self._sliders)
         draw_heading("Ask the mixture")
@@ -216,15 +214,10 @@ class _ExpertMixer:
             found.append(ChatColumn("base", "local/base", partial(roster.model, "local/base")))
         return found
 
-    async def _save(self, name: str) -> None:
-        shares = dict(self._sliders.coefficients)
-        try:
-            model = await run_in_thread(expert_mixer.save_mixture, self._home, shares, name)
-        except UserError as error:
-            ui.notify(str(error), type="warning")
-            return
-        ui.notify(f"saved as model {model}", type="positive", timeout=10_000)
-        self._on_saved()
+    async def _save(self) -> None:
+        shares, name = dict(self._sliders.coefficients), self._name.value or ""
+        model = await run_in_thread(expert_mixer.save_mixture, self._home, shares, name)
+        _draw_row(model, "saved mixture")
 
 
 class _ScoreForm:
@@ -243,10 +236,7 @@ class _ScoreForm:
 
     async def _score(self) -> None:
         self._scoring = None
-        try:
-            settings = shlex.split(self._keys.value or "")
-        except ValueError as error:  # a quote is not closed
-            raise UserError(f"further keys: {error}") from None
+        settings = shlex.split(self._keys.value or "")
         mixture, items = dict(self._sliders.coefficients), int(self._items.value or 0)
         self._scoring = expert_mixer.score_mixture(
             self._home, mixture, str(self._task.value), settings, items
@@ -271,24 +261,6 @@ class _ScoreForm:
         return (
             f"{scoring.done} of {scoring.total} items" if scoring and scoring.total else "loading"
         )
-
-
-def _draw_others(home: AppState, names: list[str]) -> None:
-    draw_heading("Other models")
-    with ui.card().classes("w-full gap-0"):
-        for name in expert_mixer.list_saved_mixtures(home):
-            _draw_row(name, "saved mixture")
-        for name in names:
-            if not name.startswith("local/"):
-                _draw_row(name, expert_mixer.describe_members(name))
-        try:
-            providers = home.roster.providers
-        except UserError as error:
-            draw_alert(str(error))
-            return
-        with ui.expansion(f"Endpoints: {len(providers)}"):
-            for name, one in providers.items():
-                _draw_row(f"{name}/MODEL", format_endpoint(one), linked=False)
 
 
 def _draw_row(name: str, details: str, linked: bool = True) -> None:

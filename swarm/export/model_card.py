@@ -16,6 +16,7 @@ from swarm.finetune.run import domain_lines, format_tuning, scores_table
 from swarm.merging.positions import describe_position, route_means
 from swarm.pool.adapter import ROUTER_FILE
 from swarm.pool.prompt_router import WORD_PATTERN
+from swarm.report.sections import coefficient_table
 from swarm.runs.verdict import (
     Verdict,
     format_gain,
@@ -139,12 +140,8 @@ def _describe_components(source: ExportSource) -> str:
     values = np.reshape(note["coefficients"], (len(groups), len(names)))
     if source.routes:
         groups, values = route_means(groups, note["coefficients"])
-    rows, heads = list(names), ["expert", *(groups if len(groups) > 1 else ["coefficient"])]
-    values = values.T
-    if len(groups) > len(names):  # the longer side downwards
-        rows, heads, values = list(groups), ["group", *names], values.T
-    cells = [[name, *(f"{c:.4f}" for c in row)] for name, row in zip(rows, values, strict=True)]
-    parts = [f"{described}.", "\n".join(format_table(heads, cells))]
+    table = coefficient_table("", names, groups, values)
+    parts = [f"{described}.", "\n".join(format_table(table.header, table.rows))]
     parts += [ROUTES_NOTE] if source.routes else []
     parts += filter(None, [SPACE_NOTES.get(note.get("space", ""))])
     if error := note.get("reconstruction_error"):

@@ -57,7 +57,7 @@ MAX_PAIRS = 6
 """Maximum number of charts of two objectives."""
 
 MAX_LISTED = 30
-"""Maximum number of rows of particles or groups of modules; the run folder has all."""
+"""Maximum number of rows of particles; the run folder has all."""
 
 FINAL_STAGES = {
     "test": "on test, at the end",
@@ -353,20 +353,13 @@ def coefficient_blocks(models: PairedComparison) -> list[Block]:
     ]
     if len(run.experts) > len(COLOURS):
         blocks.append(f"The {len(COLOURS)} largest in the best are coloured.")
-    names = [run.experts[k] for k in order]
-    if len(routes := group_by_route(run.groups)) > 1 and not alike:
-        size = len(run.groups) // len(routes)
-        caption = "Coefficients of the best found, by kind of prompt"
-        caption += f" (mean of {size} groups of modules)" * (size > 1)
-        kinds, values = route_means(run.groups, trail[-1].tolist())
-        rows = _coefficient_rows(kinds, values[:, order])
-        blocks.append(TableBlock(caption, ["kind of prompt", *names], rows))
-    elif not alike:
-        caption = "Coefficients of the best found, by group of modules"
-        if len(run.groups) > MAX_LISTED:
-            caption += f", the first {MAX_LISTED} of {len(run.groups)}"
-        rows = _coefficient_rows(run.groups[:MAX_LISTED], groups[-1][:MAX_LISTED, order])
-        blocks.append(TableBlock(caption, ["group", *names], rows))
+    if not alike:
+        kinds, values, caption = run.groups, groups[-1], "by group of modules"
+        if len(group_by_route(run.groups)) > 1:
+            kinds, values = route_means(run.groups, trail[-1].tolist())
+            caption = "by kind of prompt (means over the groups of modules)"
+        caption = f"Coefficients of the best found, {caption}"
+        blocks.append(coefficient_table(caption, run.experts, kinds, values))
     last, signal = run.means[-1], search_signal(run)
     columns = (best[-1], last.mean(axis=0), last.min(axis=0), last.max(axis=0))
     rows = [
@@ -379,10 +372,16 @@ def coefficient_blocks(models: PairedComparison) -> list[Block]:
     return [*blocks, TableBlock(caption, header, rows)]
 
 
-def _coefficient_rows(names: Sequence[str], values: np.ndarray) -> list[list[str]]:
-    return [
-        [name, *(format_signed(c, 2) for c in row)] for name, row in zip(names, values, strict=True)
-    ]
+def coefficient_table(
+    caption: str, experts: Sequence[str], groups: Sequence[str], values: np.ndarray
+) -> TableBlock:
+    """Tabulate coefficients [G, K], the longer side downwards."""
+    names, header = experts, ["expert", *(groups if len(groups) > 1 else ["coefficient"])]
+    values = values.T
+    if len(groups) > len(experts):
+        names, header, values = groups, ["group", *experts], values.T
+    rows = [[name, *(f"{c:.4f}" for c in row)] for name, row in zip(names, values, strict=True)]
+    return TableBlock(caption, header, rows)
 
 
 def _coefficient_chart(

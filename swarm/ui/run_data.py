@@ -15,6 +15,7 @@ from swarm.merging.positions import describe_position
 from swarm.report.document import Block, TableBlock
 from swarm.report.paired_comparison import PairedComparison, changed_items_blocks
 from swarm.report.sections import (
+    coefficient_table,
     comparison_table,
     front_table,
     headline_figures,
@@ -271,11 +272,6 @@ def load_position(path: Path, index: ParticleIndex) -> PositionDetails:
     run = RunFolder(path)
     position = run.positions[index]
     values = position.reshape(len(run.groups), len(run.experts))
-    groups = run.groups if len(run.groups) > 1 else ["coefficient"]
-    names, header = run.experts, ["expert", *groups]
-    if len(groups) > len(names):  # the longer side downwards
-        names, header, values = groups, ["group", *names], values.T
-    rows = [[name, *(f"{c:.4f}" for c in values[:, n])] for n, name in enumerate(names)]
     try:
         with readable():
             answers = sorted(run.load_answers(index), key=lambda row: row["value"])
@@ -290,6 +286,6 @@ def load_position(path: Path, index: ParticleIndex) -> PositionDetails:
         f"Iteration {index[0]}, particle {index[1]}: "
         f"utility {format_number(run.utilities[index])} on {len(answers) or 'its'} dev items",
         f"{label}: " * bool(label) + describe_position(run.experts, position, run.groups),
-        TableBlock("", header, rows),
+        coefficient_table("", run.experts, run.groups, values),
         TableBlock("", ["item", "value", "answer"], shown),
     )

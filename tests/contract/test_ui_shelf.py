@@ -94,14 +94,6 @@ def test_only_who_holds_the_folder_is_stopped(tmp_path: Path) -> None:
             launcher.resume_search(run)
 
 
-@pytest.mark.parametrize(
-    "name", ["", ".", "..", "../x", "a/b/c", "a/../b", "a/.page", "/etc", ".page", "a\x00", "a\\b"]
-)
-def test_names_that_are_none(tmp_path: Path, name: str) -> None:
-    with pytest.raises(UserError, match="is not a run name"):
-        AppState(tmp_path).run_path(name)
-
-
 def test_the_form_s_arguments(tmp_path: Path) -> None:
     home = AppState(tmp_path, "mine", "some/folder", "cuda:1")
     chosen, given = new_search.initial_form(home)
@@ -141,6 +133,9 @@ def test_the_form_s_arguments(tmp_path: Path) -> None:
             new_search.build_arguments(home, name, chosen, {}, more)
     usual = new_search.default_options()
     assert all(new_search.group_options(one)[usual[one]] for one in new_search.CONFIG_GROUPS)
+    for name in ("", ".", "..", "../x", "a/b/c", "a/../b", "a/.page", "/etc", "a\x00", "a\\b"):
+        with pytest.raises(UserError, match="is not a run name"):
+            home.run_path(name)
 
 
 def test_mistakes_of_the_command_and_of_a_checked_search_are_one_line(

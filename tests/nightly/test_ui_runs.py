@@ -2,19 +2,16 @@
 
 import json
 import re
-import shutil
 import socket
 import urllib.request
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import run_folders
 import ui_pages
 from headless_browser import SIZES
-from run_folders import write_state
 from ui_pages import window
 
 from swarm.runs.folder import read_state
@@ -245,18 +242,6 @@ def test_a_token_is_asked_for_on_pages_reports_and_the_websocket(page_url: ui_pa
         assert reply.status == 404 or "is not a run name" in reply.read().decode()
 
 
-def test_a_browser_without_the_token_sees_nothing(browser: Any, page_url: ui_pages.Page) -> None:
-    context = browser.new_context()
-    page = context.new_page()
-    reply = page.goto(f"{page_url}start")
-    assert reply.status == 403 and "a token is needed" in page.content()
-    assert str(page_url.token) not in page.content()
-    page.goto(f"{page_url}start?token={page_url.token}")
-    page.get_by_role("button", name="Start", exact=True).wait_for()
-    assert page.url == f"{page_url}start" and page.evaluate("document.cookie") == ""
-    context.close()
-
-
 def test_without_a_token_and_left_while_it_loads(tmp_path: Path) -> None:
     """`served` checks that nothing but "stopped" is on standard error."""
     with ui_pages.served(tmp_path, "--no-token") as url:
@@ -272,28 +257,6 @@ def test_without_a_token_and_left_while_it_loads(tmp_path: Path) -> None:
         assert asked(url) == 200
     with ui_pages.served(tmp_path) as other:
         assert len(str(other.token)) == 48 and asked(other) == 403
-
-
-def test_a_run_with_several_objectives_shows_its_front(
-    browser: Any, page_url: str, page_folder: Path
-) -> None:
-    folder = run_folders.folder(page_folder / "search" / "several", parts=("one", "two"))
-    state = read_state(folder)
-    draw = np.random.default_rng(0)
-    for entry in state["rounds"]:
-        entry["objectives"] = draw.random((len(entry["positions"]), 2)).round(3).tolist()
-    write_state(folder, {**state, "objectives": {"one": 15, "two": 15}})
-    with window(browser, page_url) as page:
-        page.goto(f"{page_url}runs/several")
-        page.get_by_text("All numbers").click()
-        page.get_by_text("two, dev, n = 15").first.wait_for()
-        chart = page.locator("[aria-label='Front of the objectives'] canvas")
-        assert chart.bounding_box()["width"] > 100
-        ui_pages.fits(page, "desk")
-        page.goto(f"{page_url}runs/made")
-        page.wait_for_selector("canvas")
-        assert not page.get_by_text("Front of the objectives").is_visible()
-    shutil.rmtree(folder)
 
 
 @SCREENS

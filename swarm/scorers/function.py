@@ -134,7 +134,7 @@ class FunctionTask(FreeText):
 
     scorer: Scorer = field(init=False)
     function: str | Callable[..., Any] | None = None
-    highest: FiniteNumber | None = None  # type: ignore[assignment]
+    highest: FiniteNumber | None = None
 
     def __post_init__(self) -> None:
         self.scorer = FunctionScorer(self.function, self.highest, self.template)

@@ -83,21 +83,8 @@ class FreeText(DataTask):
         if self.reference in self.fields:
             raise UserError(f"task.reference={self.reference}: must not be a field of the template")
         self._reference = self.reference or "reference"
-
-    @property
-    def highest(self) -> float | None:  # type: ignore[override]
-        """The scorer's."""
-        return self.scorer.highest
-
-    @property
-    def votes(self) -> bool:  # type: ignore[override]
-        """The scorer's."""
-        return self.scorer.votes
-
-    @property
-    def needs_setup(self) -> bool:  # type: ignore[override]
-        """The scorer's."""
-        return self.scorer.needs_setup
+        self.highest, self.votes = self.scorer.highest, self.scorer.votes
+        self.needs_setup = self.scorer.needs_setup
 
     def check(self) -> None:
         self.scorer.check()

@@ -68,42 +68,20 @@ class Mixture(Task):
             raise UserError(
                 f"task.weights={weights}: must be a number for each of {names}, not all 0"
             )
+        parts = self.tasks.values()
+        self.votes = all(task.votes for task in parts)
+        self.needs_setup = any(task.needs_setup for task in parts)
+        self.black_box = any(task.black_box for task in parts)
+        self.rounds = max(task.rounds for task in parts)
+        self.constants = tuple(dict.fromkeys(one for task in parts for one in task.constants))
+        signals = {name: task.signal for name, task in self.tasks.items() if task.signal}
+        self.signal = ", ".join(f"{name}: {signal}" for name, signal in signals.items())
         self._check_no_negative()
 
     @property
-    def votes(self) -> bool:  # type: ignore[override]
-        """Whether answers to all parts can be voted on."""
-        return all(task.votes for task in self.tasks.values())
-
-    @property
-    def needs_setup(self) -> bool:  # type: ignore[override]
-        """Whether a part needs it."""
-        return any(task.needs_setup for task in self.tasks.values())
-
-    @property
     def lowest(self) -> float:  # type: ignore[override]
-        """The lowest of the parts' bounds, or 0."""
+        """The lowest of the parts' bounds, or 0; some parts know theirs only after loading."""
         return min(0.0, *(task.lowest for task in self.tasks.values()))
-
-    @property
-    def rounds(self) -> int:  # type: ignore[override]
-        """The most rounds of any part."""
-        return max(task.rounds for task in self.tasks.values())
-
-    @property
-    def constants(self) -> tuple[str, ...]:  # type: ignore[override]
-        """The parts' constants."""
-        return tuple(dict.fromkeys(one for task in self.tasks.values() for one in task.constants))
-
-    @property
-    def signal(self) -> str:  # type: ignore[override]
-        """The signals of the parts that have one: "hearsay: both, gsm8k: logprob"."""
-        return ", ".join(f"{n}: {task.signal}" for n, task in self.tasks.items() if task.signal)
-
-    @property
-    def black_box(self) -> bool:  # type: ignore[override]
-        """Whether it is true of a part."""
-        return any(task.black_box for task in self.tasks.values())
 
     @property
     def metric_task(self) -> "Mixture":
@@ -130,7 +108,6 @@ class Mixture(Task):
             for part, task in self.tasks.items()
             for item in task.items(split)
         )
-        # Some parts know their metric only after loading.
         self._check_no_negative()
         return found
 

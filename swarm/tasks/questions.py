@@ -57,20 +57,13 @@ class QuestionTask(DataTask):
 
     gold_error = None
 
-    @property
-    def highest(self) -> float:  # type: ignore[override]
-        """Upper bound of the values, by the signal."""
-        return 0.0 if self.signal == "logprob" else 1.0
-
-    @property
-    def lowest(self) -> float:  # type: ignore[override]
-        """Lower bound of the values, by the signal."""
-        return MIN_LOGPROB if self.signal == "logprob" else 0.0
-
-    @property
-    def votes(self) -> bool:  # type: ignore[override]
-        """Whether a value is that of an answer, as it is with accuracy alone."""
-        return self.signal == "accuracy"
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.highest = 0.0 if self.signal == "logprob" else 1.0
+        if self.signal == "logprob":
+            self.lowest = MIN_LOGPROB
+        # With another signal a value is not that of an answer.
+        self.votes = self.votes and self.signal == "accuracy"
 
     @property
     def metric_task(self) -> Self:
@@ -78,7 +71,7 @@ class QuestionTask(DataTask):
         if self.signal == "accuracy":
             return self
         plain = copy(self)
-        plain.signal = "accuracy"
+        plain.signal, plain.highest, plain.lowest, plain.votes = "accuracy", 1.0, 0.0, True
         return plain
 
     def run(self, items: Sequence[Item]) -> TaskRun:

@@ -50,6 +50,7 @@ class RewardModelTask(FreeText):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.highest, self.lowest = (-0.5, -1.0) if self.mode == "reverse" else (1.0, 0.0)
         self.needed = {"reward": ("low", "high")}
         if self.mode in ("verbose", "concise"):
             self.needed["length"] = ("length_low", "length_high")
@@ -67,16 +68,6 @@ class RewardModelTask(FreeText):
                 )
         known = all(limit in self.given for pair in self.needed.values() for limit in pair)
         self.scale: Mapping[str, float] | None = self.given if known else None
-
-    @property
-    def highest(self) -> float:  # type: ignore[override]
-        """Upper bound of the values on the scale."""
-        return -0.5 if self.mode == "reverse" else 1.0
-
-    @property
-    def lowest(self) -> float:  # type: ignore[override]
-        """Lower bound of the values on the scale."""
-        return -1.0 if self.mode == "reverse" else 0.0
 
     def run(self, items: Sequence[Item]) -> TaskRun:
         """Request a text for every item in one round."""

@@ -4,6 +4,7 @@ Also the choice of the plan by which an engine answers several positions.
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,13 +33,13 @@ class Mixer:
 
     version = 0
 
+    @abstractmethod
     def set_positions(self, coefficients: "torch.Tensor", merge: bool = False) -> None:
         """Set P positions [P, G * K].
 
         Args:
             merge: Add the update to a copy of the weights; for a single position.
         """
-        raise NotImplementedError
 
     def route_rows(self, particles: "torch.Tensor") -> None:
         """Set the positions [R], by index, of the rows of the next forward passes."""
@@ -91,21 +92,21 @@ class Engine:
     devices = 1
     first_devices = False
 
+    @abstractmethod
     def check(self, base: BaseModel, pool: ExpertPool) -> Any:
         """Check everything that `open` needs, without weights, and return the prompts' tokenizer.
 
         Raises:
             UserError: What `open` would raise, as far as shapes and settings show it.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def open(self, base: BaseModel, pool: ExpertPool, device: str) -> None:
         """Load what is needed on `device` ("cpu", "cuda:0", ...), once.
 
         Raises:
             UserError: The pool does not fit the base, or the device is out of memory.
         """
-        raise NotImplementedError
 
     def close(self) -> None:
         """Release what `open` acquired besides memory; the engine may be opened again."""
@@ -124,11 +125,11 @@ class Engine:
             return self.generate_alike(positions, requests)
         return answer_by_route(self.router, self.generate_alike, positions, requests)
 
+    @abstractmethod
     def generate_alike(
         self, positions: np.ndarray, requests: Sequence[Sequence[Request]]
     ) -> list[list[Completion]]:
         """Answer without a router; see `generate`."""
-        raise NotImplementedError
 
     def compute_gradient(
         self, position: np.ndarray, examples: Sequence[Example], slope: bool = True

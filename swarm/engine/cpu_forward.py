@@ -172,43 +172,31 @@ class CpuForward:
         original: torch.Tensor = self._head_original(states)
         return original
 
-    def decode(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        use_cache: bool | None = None,
-        **options: Any,
-    ) -> Any:
+    def decode(self, *args: Any, **given: Any) -> Any:
         """See the forward of the model's class; returns hidden states [R, T, H] and the cache."""
         from transformers import DynamicCache
         from transformers.modeling_outputs import BaseModelOutputWithPast
 
+        names = ("input_ids", "attention_mask", "position_ids", self._cache_keyword, "use_cache")
+        input_ids, mask, positions, cache, use_cache = map(given.get, names)
         known, particles = self._find_particles()
-        cache = options.pop(self._cache_keyword, None)
         if (
-            not torch.is_inference_mode_enabled()
+            args
+            or not torch.is_inference_mode_enabled()
             or input_ids is None
-            or position_ids is None
+            or positions is None
             or not known
-            or not (attention_mask is None or attention_mask.dim() == 2 or input_ids.shape[1] == 1)
+            or not (mask is None or mask.dim() == 2 or input_ids.shape[1] == 1)
             or not (cache is None or type(cache) in (DynamicCache, SlotCache))
-            or any(option is not None for option in options.values())
+            or any(given[name] is not None for name in given.keys() - set(names))
         ):
-            return self._decode_original(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                position_ids=position_ids,
-                use_cache=use_cache,
-                **{self._cache_keyword: cache},
-                **options,
-            )
+            return self._decode_original(*args, **given)
         if cache is None and use_cache:
             cache = DynamicCache(config=self.decoder.config)
         past = 0 if cache is None else cache.get_seq_length()
         rows, columns = input_ids.shape
-        layout = lay_out_tokens((rows, columns), attention_mask, past, self.decoder.dtype)
-        ids, positions = input_ids.flatten(), position_ids.expand(rows, columns).flatten()
+        layout = lay_out_tokens((rows, columns), mask, past, self.decoder.dtype)
+        ids, positions = input_ids.flatten(), positions.expand(rows, columns).flatten()
         if particles is not None:
             particles = particles.repeat_interleave(columns)
         if layout.real is not None:

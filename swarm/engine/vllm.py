@@ -213,20 +213,16 @@ class TextPart:
     """A prompt to be continued, in vLLM's form.
 
     Attributes:
-        row: The prompt, and the generated tokens; its `stop_check` is `None` where vLLM itself
-            detects the end.
+        ids: Prompt token ids.
         params: vLLM's `SamplingParams`.
+        row: The generated tokens; its `stop_check` is `None` where vLLM itself detects the end.
         ends: Token ids that end a text.
     """
 
-    row: DecodingRow
+    ids: list[int]
     params: Any
+    row: DecodingRow
     ends: frozenset[int]
-
-    @property
-    def ids(self) -> list[int]:
-        """Prompt token ids."""
-        return self.row.prompt
 
     def handle_output(self, output: Any) -> bool:
         """Process the new tokens of vLLM's output; return whether that was the end."""
@@ -354,7 +350,7 @@ class VLLMScheduler:
         elif request.stop:
             row.stop_check = None
             more |= {"stop": list(request.stop), "detokenize": True}
-        return TextPart(row, _sampling_params(row.limit, **more), self._ends)
+        return TextPart(prompt, _sampling_params(row.limit, **more), row, self._ends)
 
     def _run_parts(self, parts: Sequence[Part]) -> None:
         """Step vLLM until all parts are done; unfinished requests are aborted on failure."""

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import traceback
+from abc import abstractmethod
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -100,21 +101,21 @@ class WorkerPool(Executor):
                 if slot.job is not None:
                     self._stop(slot)
 
+    @abstractmethod
     def _send(self, slot: Slot, job: Job) -> Any:
         """Give a job to an idle worker, started if there is none, and return what to wait for."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _receive(self) -> Iterator[tuple[Slot, Job, JobResult | str | Exception]]:
         """Wait until a worker answers or dies; yield its slot, its job, and a result or what went
         wrong: in words if the job failed, an exception if the worker died.
 
         Sets `pending` of the slot anew.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def _stop(self, slot: Slot) -> None:
         """End the worker of a slot, and empty the slot."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Stop all workers."""

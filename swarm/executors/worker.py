@@ -1,6 +1,7 @@
 """A worker loads base, pool and task once and then scores job after job."""
 
 import os
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -82,17 +83,17 @@ class Executor:
 
     on_gpu = False
 
+    @abstractmethod
     def open(self, worker: "Worker") -> None:
         """Set the recipe of all workers; heavy work may wait until the first job."""
-        raise NotImplementedError
 
+    @abstractmethod
     def map(self, jobs: Iterable["Job"]) -> Iterator["JobResult"]:
         """Run the jobs and yield each result when it is ready, in any order.
 
         Raises:
             UserError: A job failed; the one-line message names it.
         """
-        raise NotImplementedError
 
     def close(self) -> None:
         """Stop all workers."""

@@ -255,13 +255,12 @@ class FullModelPool(ModelPanel):
         check_settings([one.folder for one in self.checkpoints], self.base.trust_remote_code)
         for name, shape in self.tensors.items():
             for rows in iterate_row_slices(shape):
-                first = self.checkpoints[0].read_rows(name, rows)
                 for model in self.checkpoints:
                     part = model.read_rows(name, rows)
                     if part.is_floating_point():
                         fine = all(math.isfinite(end) for end in part.aminmax())
                     else:
-                        fine = torch.equal(part, first)
+                        fine = torch.equal(part, self.checkpoints[0].read_rows(name, rows))
                     if not fine:
                         raise UserError(
                             f"pool.models: {name} in {model.folder} contains numbers that are NaN "

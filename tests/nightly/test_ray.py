@@ -22,7 +22,7 @@ from swarm.runs.folder import read_state
 
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 # The contract of all executors, asked here of those on the cluster.
-expected = test_executors.expected
+inline, expected = test_executors.inline, test_executors.expected
 test_every_job_is_answered = test_executors.test_every_job_is_answered_once_and_the_same
 test_an_error_is_one_line = test_executors.test_an_error_in_a_worker_is_one_line
 SMALL = {"num_cpus": 2, "object_store_memory": 100 * 2**20, "include_dashboard": False}

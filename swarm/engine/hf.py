@@ -6,7 +6,7 @@
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,6 +27,7 @@ from swarm.engine.tokenization import (
     build_completion,
     build_row,
     build_scored_completion,
+    cache_encoder,
     clip_new_tokens,
     context_length_of,
     encode_choice,
@@ -40,9 +41,6 @@ from swarm.pool.pool import ExpertPool, Pool
 if TYPE_CHECKING:
     from swarm.engine.gradient import TokenizedExample
     from swarm.engine.lora import Factors
-
-CACHED_TEXTS = 1 << 14
-"""Number of prompts, and of choices, whose token ids are kept."""
 
 BATCH_CPU, BATCH_GPU = 4096, 65536
 """Padded tokens per batch if `engine.max_tokens` is not set."""
@@ -138,10 +136,8 @@ class HFEngine(Engine):
         self._model, self._tokenizer, self._ends, self._context = model, tokenizer, ends, context
         default = BATCH_CPU if model.device.type == "cpu" else BATCH_GPU
         self._budget = self.max_tokens or default
-        # The prompts of a task are repeated for every particle; those that quote an answer never
-        # are, and would fill the memory.
-        self._prompt_ids = lru_cache(CACHED_TEXTS)(partial(encode_prompt, tokenizer))
-        self._encode_choice = lru_cache(CACHED_TEXTS)(partial(encode_choice, tokenizer))
+        self._prompt_ids = cache_encoder(partial(encode_prompt, tokenizer))
+        self._encode_choice = cache_encoder(partial(encode_choice, tokenizer))
 
     def set_adapters(self, basis: Mapping[str, "Factors"], folder: str | Path = "") -> None:
         """Set or replace the experts in the loaded base's layers."""

@@ -247,3 +247,28 @@ def _token_text(tokenizer: Any, before: Sequence[int], token: int) -> str:
         for ids in ([*before], [*before, token])
     )
     return str(full[len(start) :])
+
+
+def cache_encoder(
+    encode: Callable[..., list[int]], limit: int = 4_000_000
+) -> Callable[..., list[int]]:
+    """Return an encoder that keeps its results, and forgets all when they exceed `limit` tokens.
+
+    The prompts of a task are repeated for every particle; those that quote an answer never are, and
+    would fill the memory.
+    """
+    found: dict[tuple[Any, ...], list[int]] = {}
+    count = 0
+
+    def encode_cached(*given: Any) -> list[int]:
+        nonlocal count
+        # Several threads may use one model: another may clear the cache at any time.
+        if (ids := found.get(given)) is None:
+            if count > limit:
+                found.clear()
+                count = 0
+            ids = found[given] = encode(*given)
+            count += len(ids)
+        return ids
+
+    return encode_cached

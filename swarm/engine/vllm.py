@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from importlib import metadata, util
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,12 +29,13 @@ from swarm._util.files import parse_json
 from swarm._util.settings import Positive, checked
 from swarm.engine.base import Engine, as_pool, available_memory_bytes
 from swarm.engine.base_model import BaseModel
-from swarm.engine.hf import CACHED_TEXTS, HFEngine
+from swarm.engine.hf import HFEngine
 from swarm.engine.tokenization import (
     DecodingRow,
     build_completion,
     build_row,
     build_scored_completion,
+    cache_encoder,
     clip_new_tokens,
     encode_choice,
     encode_prompt,
@@ -285,8 +286,8 @@ class VLLMScheduler:
 
     def __init__(self, llm: Any, tokenizer: Any, folder: Path) -> None:
         self._engine, self._tokenizer = llm.llm_engine, tokenizer
-        self._prompt_ids = lru_cache(CACHED_TEXTS)(partial(encode_prompt, tokenizer))
-        self._choice_ids = lru_cache(CACHED_TEXTS)(partial(encode_choice, tokenizer))
+        self._prompt_ids = cache_encoder(partial(encode_prompt, tokenizer))
+        self._choice_ids = cache_encoder(partial(encode_choice, tokenizer))
         generation, config = folder / "generation_config.json", folder / "config.json"
         stated = (generation if generation.is_file() else config).read_text(encoding="utf-8")
         self._ends = end_token_ids(SimpleNamespace(**parse_json(stated)), tokenizer)

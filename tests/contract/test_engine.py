@@ -19,7 +19,7 @@ from swarm.engine.full import FullModelPool, FullWeightsEngine
 from swarm.engine.hf import HFEngine, HFModel
 from swarm.engine.lora import LoraLayers
 from swarm.engine.token_ensemble import ModelEnsemble, TokenEnsembleEngine
-from swarm.engine.tokenization import encode_choice, encode_prompt
+from swarm.engine.tokenization import cache_encoder, encode_choice, encode_prompt
 from swarm.errors import UserError
 from swarm.loop.context import check_context
 from swarm.models.base import Message, Request
@@ -214,6 +214,21 @@ def test_prompts_and_choices_as_tokens(tiny_llama: Path) -> None:
     assert encode_prompt(tokenizer, "") == [tokenizer.bos_token_id]
     tokenizer._tokenizer.post_processor = tokenizer.bos_token = None
     assert encode_prompt(tokenizer, "") == [tokenizer.eos_token_id]
+
+
+def test_prompts_that_never_come_again_do_not_fill_the_memory() -> None:
+    made: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        made.append(text)
+        return [7] * len(text)
+
+    cached = cache_encoder(encode, 300)
+    for number in range(40):
+        assert cached("x" * 10 + str(number)) == [7] * len("x" * 10 + str(number))
+        assert cached("again") == [7] * 5
+    # The 300 tokens are exceeded once; then all is encoded anew.
+    assert made.count("again") == 2 and len(made) == 42
 
 
 class Mixed(Task):

@@ -200,7 +200,7 @@ class Cache:
         Args:
             values: Values by key.
             label: Name of the model that gave the answers.
-            restore: See `get`; also applied to `values`.
+            restore: See `get`.
 
         Returns:
             The stored values: for each key the one that was written first.
@@ -222,11 +222,7 @@ class Cache:
                 connection.executemany(REPLACE_ROW, lost)
             return stored
 
-        stored = self.run(write)
-        return {
-            key: stored[key] if key in stored else restore(value) if restore else value
-            for key, value in values.items()
-        }
+        return {**values, **self.run(write)}
 
     def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run work on this process's connection to the file, and return its result.

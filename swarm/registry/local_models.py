@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -288,12 +289,13 @@ class SharedLocalModel(Model):
         one.answer.add_done_callback(lambda _: texts.put(None))
         sent = ""
         try:
-            while (text := _next_text(texts, _remaining_seconds(request, start))) is not None:
-                # A partial character may end the text.
-                ready = stable_prefix(text.rstrip("\ufffd"), request.stop)
-                if ready.startswith(sent) and ready != sent:
-                    yield Delta(ready[len(sent) :])
-                    sent = ready
+            with suppress(Empty):  # at the timeout, which is told below
+                while (text := texts.get(timeout=_remaining_seconds(request, start))) is not None:
+                    # A partial character may end the text.
+                    ready = stable_prefix(text.rstrip("\ufffd"), request.stop)
+                    if ready.startswith(sent) and ready != sent:
+                        yield Delta(ready[len(sent) :])
+                        sent = ready
             answer = self._wait_for_completion(one, start)
             if isinstance(answer, UserError):
                 raise answer
@@ -331,14 +333,6 @@ def _remaining_seconds(request: Request, start: float) -> float | None:
     if request.timeout is None:
         return None
     return max(0.0, start + request.timeout - time.monotonic())
-
-
-def _next_text(texts: "SimpleQueue[str | None]", seconds: float | None) -> str | None:
-    """Return the next text so far; `None` at the end or on timeout."""
-    try:
-        return texts.get(timeout=seconds)
-    except Empty:
-        return None
 
 
 class CombinedModel(SharedLocalModel):

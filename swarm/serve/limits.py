@@ -123,62 +123,49 @@ class BodyLimit:
         """Forward the request, or refuse it."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        exchange = _Exchange(scope, receive, send)
-        if not exchange.too_large:
-            try:
-                await self._app(scope, exchange.receive, exchange.send)
-            except Exception:
-                if exchange.started or not exchange.too_large:
-                    raise
-        if exchange.too_large and not exchange.started:
-            await exchange.refuse()
-
-
-class _Exchange:
-    """One request and its response.
-
-    Attributes:
-        too_large: Whether the body is above the limit, by its declared or its received length.
-        started: Whether the response has begun.
-    """
-
-    def __init__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        self._receive, self._send = receive, send
         headers = dict(scope["headers"])
-        length = int(headers.get(b"content-length", 0))
-        self._size, self._ended = 0, not length and b"transfer-encoding" not in headers
-        self.too_large, self.started = length > MAX_BODY_BYTES, False
+        length, size = int(headers.get(b"content-length", 0)), 0
+        ended = not length and b"transfer-encoding" not in headers
+        too_large, started = length > MAX_BODY_BYTES, False
 
-    async def receive(self) -> Any:
-        """Return the next message; a body above the limit ends as if the client had left."""
-        message = await self._receive()
-        self._size += len(message.get("body", b""))
-        self._ended = not message.get("more_body", False)
-        self.too_large = self.too_large or self._size > MAX_BODY_BYTES
-        return {"type": "http.disconnect"} if self.too_large else message
+        async def receive_part() -> Any:
+            """Return the next message; a body above the limit ends as if the client had left."""
+            nonlocal size, ended, too_large
+            message = await receive()
+            size += len(message.get("body", b""))
+            ended = not message.get("more_body", False)
+            too_large = too_large or size > MAX_BODY_BYTES
+            return {"type": "http.disconnect"} if too_large else message
 
-    async def send(self, message: Any) -> None:
-        """Send a message of the application, unless the body has become too large before."""
-        if self.too_large and not self.started:
-            return
-        self.started = True
-        last = message["type"] == "http.response.body" and not message.get("more_body", False)
-        if last and not self._ended:
-            await self._send({**message, "more_body": True})
-            with suppress(TimeoutError):
-                async with asyncio.timeout(DRAIN_S):
-                    while not self._ended:
-                        await self.receive()
-            message = {"type": "http.response.body"}
-        await self._send(message)
+        async def send_part(message: Any) -> None:
+            last = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if last and not ended:
+                await send({**message, "more_body": True})
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(DRAIN_S):
+                        while not ended:
+                            await receive_part()
+                message = {"type": "http.response.body"}
+            await send(message)
 
-    async def refuse(self) -> None:
-        """Send the error."""
-        error = HttpError(f"the body has more than {MAX_BODY_BYTES} bytes", 413)
-        body = encode_json(error.body)
-        headers = {"Content-Type": "application/json", "Content-Length": f"{len(body)}"}
-        headers |= {"Connection": "close", **error.headers}
-        encoded = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-        self.started = True
-        await self.send({"type": "http.response.start", "status": 413, "headers": encoded})
-        await self.send({"type": "http.response.body", "body": body})
+        async def send_allowed(message: Any) -> None:
+            """Send a message of the application, unless the body has become too large before."""
+            nonlocal started
+            if started or not too_large:
+                started = True
+                await send_part(message)
+
+        if not too_large:
+            try:
+                await self._app(scope, receive_part, send_allowed)
+            except Exception:
+                if started or not too_large:
+                    raise
+        if too_large and not started:
+            error = HttpError(f"the body has more than {MAX_BODY_BYTES} bytes", 413)
+            body = encode_json(error.body)
+            told = {"Content-Type": "application/json", "Content-Length": f"{len(body)}"}
+            told |= {"Connection": "close", **error.headers}
+            encoded = [(name.lower().encode(), value.encode()) for name, value in told.items()]
+            await send_part({"type": "http.response.start", "status": 413, "headers": encoded})
+            await send_part({"type": "http.response.body", "body": body})

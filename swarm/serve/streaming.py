@@ -5,15 +5,12 @@ import json
 import threading
 import time
 import uuid
-from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from concurrent.futures import Future
 from contextlib import closing, suppress
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from swarm._util.threads import Cancelled, forward_items, submit
+from swarm._util.threads import Cancelled, forward_items, run_in_thread
 from swarm.models.base import Completion, Delta, Request, Stream, stream_until_stop, sum_usage
 from swarm.serve.api_errors import HttpError
 
@@ -148,9 +145,7 @@ def _logprob_entry(text: str, logprob: float) -> dict[str, Any]:
 
 
 Mailbox = asyncio.Queue[Any]
-"""Messages for one client: `TURN_SIGNAL` once, indexed pieces and completions, or an exception."""
-
-TURN_SIGNAL = object()
+"""Messages for one client: indexed pieces and completions, or an exception."""
 
 
 class ClientDisconnected(Exception):
@@ -161,51 +156,39 @@ class RequestQueue:
     """Limits concurrent requests; further ones wait in order, up to a maximum.
 
     Must be used on a single event loop.
+
+    Attributes:
+        turns: Acquired by a request until its last thread has ended.
+        runs: Requests that have a turn or wait for one.
+        clients: Those that wait for an answer.
     """
 
     def __init__(self, concurrency: int, queue: int) -> None:
-        self.free, self.queue = concurrency, queue
-        self.waiting: deque[Mailbox] = deque()
-        self.here: set[Mailbox] = set()
+        self.turns, self.concurrency, self.queue = (
+            asyncio.Semaphore(concurrency),
+            concurrency,
+            queue,
+        )
+        self.runs: set[asyncio.Future[None]] = set()
+        self.clients: set[Mailbox] = set()
         self.stopped = False
 
-    def enter_queue(self, mail: Mailbox) -> None:
-        """Enter the queue; `TURN_SIGNAL` is sent when the request may start.
+    def check(self) -> None:
+        """Check that a request may enter.
 
         Raises:
             HttpError: The queue is full, or the server is shutting down.
         """
         if self.stopped:
             raise shutdown_error()
-        if self.free:
-            self.free -= 1
-            mail.put_nowait(TURN_SIGNAL)
-        elif len(self.waiting) < self.queue:
-            self.waiting.append(mail)
-        else:
+        if len(self.runs) >= self.concurrency + self.queue:
             message = f"{self.queue} requests are waiting already (--queue); try again later"
             raise HttpError(message, 429, again=True, after=1.0)
-        self.here.add(mail)
-
-    def leave_queue(self, mail: Mailbox) -> bool:
-        """Leave the queue; return whether a turn was granted, which `release_turn` must pass on."""
-        self.here.discard(mail)
-        if mail not in self.waiting:
-            return True
-        self.waiting.remove(mail)
-        return False
-
-    def release_turn(self) -> None:
-        """Pass on a turn, after its last thread has ended."""
-        if self.waiting:
-            self.waiting.popleft().put_nowait(TURN_SIGNAL)
-        else:
-            self.free += 1
 
     def stop_all(self) -> None:
         """Send an error to all clients."""
         self.stopped = True
-        for mail in self.here:
+        for mail in self.clients:
             mail.put_nowait(shutdown_error())
 
 
@@ -238,76 +221,54 @@ async def stream_samples(
         ClientDisconnected: The client has disconnected.
         Exception: Error of a sample.
     """
-    mail: Mailbox = asyncio.Queue()
-    line.enter_queue(mail)
-    disconnect_watch = asyncio.ensure_future(left())
-    disconnect_watch.add_done_callback(lambda _: mail.put_nowait(ClientDisconnected()))
-    gone = threading.Event()
-    started, missing = False, count
-    try:
-        while missing:
-            event = await mail.get()
-            if isinstance(event, BaseException):
-                raise event
-            if event is TURN_SIGNAL:
-                started = True
-                start_sample_threads(line, answer, request, count, mail, gone)
-                continue
-            missing -= isinstance(event[1], Completion)
-            yield event
-    finally:
-        gone.set()
-        disconnect_watch.cancel()
-        if line.leave_queue(mail) and not started:
-            line.release_turn()
-
-
-def start_sample_threads(
-    line: RequestQueue,
-    answer: Callable[[Request], Stream],
-    request: Request,
-    count: int,
-    mail: Mailbox,
-    gone: threading.Event,
-) -> None:
-    """Answer each sample in a thread, and release the turn when all threads have ended."""
+    line.check()
     loop = asyncio.get_running_loop()
-    running = count
+    mail: Mailbox = asyncio.Queue()
+    gone, started = threading.Event(), False
 
-    def on_thread_end() -> None:
-        nonlocal running
-        running -= 1
-        if not running:
-            line.release_turn()
-
-    def call_on_loop(function: Callable[..., object], *args: object) -> None:
+    def emit(event: tuple[int, Delta]) -> None:
+        if gone.is_set():
+            raise Cancelled
         with suppress(RuntimeError):  # the loop is closed: the server has ended
-            loop.call_soon_threadsafe(function, *args)
+            loop.call_soon_threadsafe(mail.put_nowait, event)
 
-    def run_sample(number: int) -> Completion:
-        def emit(delta: Delta) -> None:
-            if gone.is_set():
-                raise Cancelled
-            call_on_loop(mail.put_nowait, (number, delta))
-
+    def generate(number: int) -> Completion:
         sample = replace(request, sample=number, stop_check=lambda _: gone.is_set())
         with (
             closing(answer(sample)) as pieces,
             closing(stream_until_stop(pieces, request.stop)) as deltas,
         ):
-            return forward_items(deltas, emit)
+            return forward_items(deltas, lambda delta: emit((number, delta)))
 
-    def deliver_outcome(number: int, future: "Future[Completion]") -> None:
-        error = future.exception()
-        if not isinstance(error, Cancelled):
-            call_on_loop(mail.put_nowait, error or (number, future.result()))
-        call_on_loop(on_thread_end)
-
-    for number in range(count):
+    async def run_sample(number: int) -> None:
         try:
-            future = submit(run_sample, number, name="swarm-serve")
-        except RuntimeError as error:  # too many threads
+            mail.put_nowait((number, await run_in_thread(generate, number)))
+        except BaseException as error:
             mail.put_nowait(error)
-            on_thread_end()
-        else:
-            future.add_done_callback(partial(deliver_outcome, number))
+
+    async def run_all() -> None:
+        nonlocal started
+        async with line.turns:
+            started = True
+            # Not cancelled when the client leaves: the turn ends with the last thread.
+            await asyncio.gather(*map(run_sample, range(count)))
+
+    run, watch = asyncio.ensure_future(run_all()), asyncio.ensure_future(left())
+    watch.add_done_callback(lambda _: mail.put_nowait(ClientDisconnected()))
+    line.runs.add(run)
+    run.add_done_callback(line.runs.discard)
+    line.clients.add(mail)
+    missing = count
+    try:
+        while missing:
+            event = await mail.get()
+            if isinstance(event, BaseException):
+                raise event
+            missing -= isinstance(event[1], Completion)
+            yield event
+    finally:
+        gone.set()
+        watch.cancel()
+        line.clients.discard(mail)
+        if not started:
+            run.cancel()

@@ -4,10 +4,8 @@ import json
 import pickle
 import random
 import re
-import sqlite3
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,15 +24,6 @@ from swarm.models.function import FunctionModel
 from swarm.models.openai import OpenAI
 from swarm.models.sampling import CachedModel, sample_key
 
-WRITER = """
-import sys
-from swarm.models.cache import Cache
-cache = Cache(sys.argv[1])
-for n in range(300):
-    cache.put(f"{n}", sys.argv[2])
-    assert cache.get([f"{n}"])
-"""
-
 
 def test_values_stay(tmp_path: Path) -> None:
     cache = Cache(str(tmp_path / "deep" / "answers.sqlite"))
@@ -49,37 +38,6 @@ def test_values_stay(tmp_path: Path) -> None:
     for key in many:
         cache.put(key, key)
     assert cache.get(many) == {key: key for key in many}
-
-
-def test_processes_and_threads_share_a_file(tmp_path: Path) -> None:
-    file = str(tmp_path / "answers.sqlite")
-    command = [sys.executable, "-c", WRITER, file]
-    running = [
-        subprocess.Popen([*command, name], env=searches.environment(), stderr=subprocess.PIPE)
-        for name in ("one", "two", "three")
-    ]
-    cache, wrong = Cache(file), []
-
-    def write(name: str) -> None:
-        try:
-            for n in range(300):
-                cache.put(f"{n}", name)
-        except UserError as error:
-            wrong.append(error)
-
-    threads = [threading.Thread(target=write, args=(f"thread {n}",)) for n in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for process in running:
-        assert process.wait(timeout=60) == 0, process.communicate()[1]
-    assert wrong == []
-    found = cache.get([f"{n}" for n in range(300)])
-    assert len(found) == 300
-    with sqlite3.connect(file) as connection:
-        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
 def start(program: str, *arguments: str) -> "subprocess.Popen[str]":
@@ -198,7 +156,7 @@ def lost_to_kills(file: str, chance: random.Random) -> tuple[int, list[str]]:
 
 def test_no_answer_is_lost_to_kills(tmp_path: Path) -> None:
     chance = random.Random(0)
-    for n in range(4):
+    for n in range(3):
         number, lost = lost_to_kills(str(tmp_path / f"{n}.sqlite"), chance)
         assert number > 10 and not lost
 
@@ -225,35 +183,29 @@ def kept(tmp_path: Path) -> str:
     return str(cache.path)
 
 
-def test_info(kept: str, capsys: pytest.CaptureFixture[str]) -> None:
-    entry.main(["info", "--file", kept])
-    first, *lines = capsys.readouterr().out.splitlines()
-    assert first.startswith(f"{kept}: 4 responses (5.03 kB), ") and first.endswith(" on disk")
-    today = time.strftime("%Y-%m-%d")
-    assert [" ".join(line.split()) for line in lines] == [
-        "model responses size stored",
-        "gpt-old 1 3.01 kB 2020-01-01",
-        f"gpt-new 2 2.01 kB {today}",
-        "unknown 1 9 B 2020-01-01",
-    ]
-
-
 @pytest.mark.parametrize(
     ("arguments", "left"),
     [
         (["--older-than", "30d"], {"now", "later"}),
-        (["--older-than", "5000w"], {"old", "then", "now", "later"}),
         (["--model", "gpt-new"], {"old", "then"}),
         (["--model", "unknown"], {"then", "now", "later"}),
         (["--larger-than", "2.015kB"], {"now", "later"}),
-        (["--larger-than", "1GB"], {"old", "then", "now", "later"}),
         (["--all"], set()),
     ],
 )
-def test_prune(
+def test_info_and_prune(
     kept: str, arguments: list[str], left: set[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     everything = ["old", "then", "now", "later"]
+    entry.main(["info", "--file", kept])
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert first.startswith(f"{kept}: 4 responses (5.03 kB), ") and first.endswith(" on disk")
+    assert [" ".join(line.split()) for line in lines] == [
+        "model responses size stored",
+        "gpt-old 1 3.01 kB 2020-01-01",
+        f"gpt-new 2 2.01 kB {time.strftime('%Y-%m-%d')}",
+        "unknown 1 9 B 2020-01-01",
+    ]
     entry.main(["prune", "--dry-run", "--file", kept, *arguments])
     assert set(Cache(kept).get(everything)) == set(everything)
     would = capsys.readouterr().out
@@ -264,32 +216,25 @@ def test_prune(
     assert set(Cache(kept).get(everything)) == left
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["prune", "--model", "gpt-ol"], r"--model gpt-ol: no responses in .* mean gpt-old\?"),
-        (
-            ["prune", "--older-than", "30"],
-            "one of the units m, h, d, w",
-        ),
-        (["prune", "--larger-than", "1 giraffe"], "one of the units kb, mb, gb, tb"),
-        (["prune"], "give one of --older-than"),
-        (["prune", "--all", "--model", "x"], "give one of --older-than"),
-    ],
-)
+WRONG = {
+    "--model|gpt-ol": r"--model gpt-ol: no responses in .* mean gpt-old\?",
+    "--older-than|30": "one of the units m, h, d, w",
+    "--larger-than|1 giraffe": "one of the units kb, mb, gb, tb",
+    "--all|--model|x": "give one of --older-than",
+}
+
+
+@pytest.mark.parametrize("arguments", WRONG)
 def test_what_is_asked_wrongly_is_said(
-    kept: str, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+    kept: str, arguments: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as end:
-        sys.exit(entry.main([*arguments, *(["--file", kept] if arguments else [])]))
-    assert end.value.code and re.search(words, capsys.readouterr().err)
-
-
-def test_nothing_is_made_by_looking(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry.main(["prune", *arguments.split("|"), "--file", kept])
+    assert re.search(WRONG[arguments], capsys.readouterr().err)
+    none = kept + ".none"
     for verb in (["info"], ["prune", "--all"]):
-        entry.main([*verb, "--file", str(tmp_path / "none.sqlite")])
+        entry.main([*verb, "--file", none])
         assert "no responses are cached yet" in capsys.readouterr().out
-    assert not (tmp_path / "none.sqlite").exists()
+    assert not Path(none).exists()
 
 
 def counting(asked: list[object]) -> FunctionModel:
@@ -335,29 +280,16 @@ def test_a_cached_model_asks_once_and_keeps_no_failure(tmp_path: Path) -> None:
 
 def test_everything_that_changes_an_answer_is_in_the_key(tmp_path: Path) -> None:
     asked: list[object] = []
-    cache = Cache(str(tmp_path / "answers.sqlite"))
-    model = CachedModel(counting(asked), cache, ("one",), "one")
-    different = [
-        Request("a"),
-        Request((Message("user", "a"),)),
-        Request((Message("system", "a"),)),
-        Request("a", 17),
-        Request("a", temperature=1.0),
-        Request("a", temperature=0.0),
-        Request("a", seed=1),
-        Request("a", stop=("x",)),
-        Request("a", top_logprobs=2),
-        Request("a", sample=1),
-        Request(
-            "a ",
-        ),
-        Request("a", choices=("b",)),
-    ]
-    found = model.generate_each(different)
-    assert len(asked) == len(different) - 1, "a function cannot score choices"
-    assert model.generate_each(different)[:-1] == found[:-1] and len(asked) == len(different) - 1
+    model = CachedModel(counting(asked), Cache(str(tmp_path / "answers.sqlite")), ("one",), "one")
+    turns = [(Message(role, "a"),) for role in ("user", "system")]
+    changes = [{"temperature": 1.0}, {"temperature": 0.0}, {"seed": 1}, {"stop": ("x",)}]
+    changes += [{"top_logprobs": 2}, {"sample": 1}, {"max_new_tokens": 17}, {}]
+    different = [*map(Request, ["a ", *turns]), *(Request("a", **one) for one in changes)]  # type: ignore[arg-type]
+    found = model.generate(different)
+    assert len(asked) == len(different)
     alike = [Request("a", timeout=9.0), Request("a", stop_check=str.isupper)]
-    assert model.generate(alike[:1])[0].cached and model.generate(alike[1:])[0].cached
+    assert all(one.cached for one in model.generate([*different, *alike]))
+    assert model.generate(different) == found and len(asked) == len(different)
     samples = [Request("s", temperature=1.0)] * 3
     assert len({one.text for one in model.generate(samples)}) == 3
     assert model.generate([Request("s", temperature=1.0, sample=2)])[0].cached
@@ -375,12 +307,9 @@ def lone_warning(caplog: pytest.LogCaptureFixture, file: Path) -> bool:
     "change",
     [
         "value = replace(value, '1', '2')",
-        "value = '{'",
-        "value = '1 1'",
         "value = x'ff'",
         "value = 5",
         "value = printf('%.*c', 100000, '[')",
-        "sha256 = x'00'",
         "sha256 = 'text'",
     ],
 )
@@ -404,15 +333,10 @@ def test_a_damaged_row_is_missing_and_replaced(
     "wrong",
     [
         None,
-        5,
-        [],
         {},
-        {"text": 5},
         {"text": "a", "new_tokens": "3"},
         {"text": "a", "strange": 1},
-        {"text": "a", "logprobs": [None]},
         {"text": "a", "tokens": [["a", -1.0]]},
-        {"text": "a", "tokens": [["a", "b", []]]},
         {"text": "a", "tokens": [["a", -1.0, [[1, 2]]]]},
         {"text": "a", "tool_calls": [1]},
     ],

@@ -45,17 +45,12 @@ def server() -> Iterator[endpoints.Endpoint]:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("gpt-4o", ("gpt-4o", 1)),
-        ("gpt-4o:3", ("gpt-4o", 3)),
         ("qwen2:7b", ("qwen2:7b", 1)),
         ("qwen2:7b:3", ("qwen2:7b", 3)),
-        ("llama3.1:8b-instruct", ("llama3.1:8b-instruct", 1)),
         ("qwen2:latest", ("qwen2:latest", 1)),
         ("openrouter/google/gemma-3:free:2", ("openrouter/google/gemma-3:free", 2)),
         ("name:8:1", ("name:8", 1)),
-        ("function/module:name", ("function/module:name", 1)),
         ("function/module:name:2", ("function/module:name", 2)),
-        ("a:99", ("a", 99)),
         ("a:", ("a:", 1)),
         ("a:-1", ("a:-1", 1)),
         ("a:²", ("a:²", 1)),
@@ -68,11 +63,8 @@ def test_counts(name: str, expected: tuple[str, int]) -> None:
 @pytest.mark.parametrize(
     ("environment", "name", "host", "model"),
     [
-        ({}, "openai/gpt-4o", "api.openai.com", "gpt-4o"),
         ({}, "together/openai/gpt-oss-20b", "api.together.ai", "openai/gpt-oss-20b"),
         ({}, "ollama/qwen2:7b", "localhost:11434", "qwen2:7b"),
-        ({"OPENAI_BASE_URL": "http://box/v1"}, "gpt-4o", "box", "gpt-4o"),
-        ({"OPENAI_BASE_URL": "http://box/v1"}, "Qwen/Qwen2-72B", "box", "Qwen/Qwen2-72B"),
         ({"OPENAI_BASE_URL": "http://box/v1"}, "openai/x", "box", "x"),
         (
             {"OPENAI_BASE_URL": "http://box/v1", "TOGETHER_API_KEY": "k", "OPENAI_API_KEY": "k"},
@@ -80,12 +72,10 @@ def test_counts(name: str, expected: tuple[str, int]) -> None:
             "box",
             "Qwen/x",
         ),
-        ({"OPENAI_API_KEY": "k"}, "gpt-4o", "api.openai.com", "gpt-4o"),
         ({"OPENAI_API_KEY": "k"}, "Qwen/x", "api.openai.com", "Qwen/x"),
         ({"OPENAI_API_KEY": "k", "TOGETHER_API_KEY": "k"}, "Qwen/x", "api.together.ai", "Qwen/x"),
         ({"OPENAI_API_KEY": "k", "TOGETHER_API_KEY": "k"}, "gpt-4o", "api.openai.com", "gpt-4o"),
         ({"TOGETHER_API_KEY": "k"}, "some-model", "api.together.ai", "some-model"),
-        ({"TOGETHER_API_KEY": "k"}, "mistralai/M", "api.together.ai", "mistralai/M"),
         ({"TOGETHER_API_KEY": "k"}, "deepseek-ai/D", "api.together.ai", "deepseek-ai/D"),
     ],
 )
@@ -103,17 +93,13 @@ def test_which_endpoint_a_name_is_of(
     ("key", "name", "words"),
     [
         ("", "gpt-4o", "OPENAI_API_KEY, TOGETHER_API_KEY .* OPENAI_BASE_URL .*local/base, ollama/"),
-        ("", "Qwen/x", "Qwen/x: the model's location is unknown"),
         ("", "opnai/gpt-4o", r"opnai/gpt-4o: did you mean openai/gpt-4o\?$"),
         ("OPENAI_API_KEY", "lokal/base", r"did you mean local/base\? .* write openai/lokal/base"),
-        ("TOGETHER_API_KEY", "Together/Qwen/x", r"did you mean together/Qwen/x\?"),
         ("TOGETHER_API_KEY", "llama/x:7b", r"did you mean ollama/x:7b\?"),
         ("TOGETHER_API_KEY", "functions/a:b", r"did you mean function/a:b\?"),
         ("", "local/", "local/: the model name is missing after local/"),
-        ("", "ollama/", "the model name is missing after ollama/"),
         ("", " ", "is not a model name"),
         ("", "moa/nothing", "preset 'nothing': not found"),
-        ("", "function/nothing", r"must be package.module:name"),
     ],
 )
 def test_a_wrong_name_is_one_line(
@@ -141,28 +127,19 @@ def test_a_name_has_one_model_of_its_kind(tmp_path: Path) -> None:
     assert isinstance(again.model("function/fake_models:pieces"), FunctionModel)
 
 
-def test_answers_are_kept_unless_the_cache_is_off(server: endpoints.Endpoint) -> None:
-    providers = Providers({"mine": Provider(name="mine", base_url=server.url)})
-    for _ in range(2):
-        Roster(providers).model("mine/m").generate([Request("hi")])
-    assert len(server.asked) == 1 and "temperature" not in server.asked[0].body
-    Roster(providers, cache=None).model("mine/m").generate([Request("hi")])
-    assert len(server.asked) == 2
-
-
-def test_an_answer_of_llms_is_kept_and_one_of_a_function_is_not(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_answers_of_endpoints_and_llm_are_kept_and_those_of_functions_are_not(
+    server: endpoints.Endpoint, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("LLM_USER_PATH", str(tmp_path / "llm"))
-    talker = fake_models.llm_model()
-    with fake_models.in_llm(talker):
-        for kept in (False, True):
-            (answer,) = Roster().model("llm/talker").generate([Request("hi")])
-            assert answer.cached is kept
-    assert len(talker.asked) == 1
-    for _ in range(2):
-        (answer,) = Roster().model("function/fake_models:function").generate([Request("hi")])
-        assert not answer.cached
+    providers = Providers({"mine": Provider(name="mine", base_url=server.url)})
+    kept = {"mine/m": True, "llm/talker": True, "function/fake_models:function": False}
+    with fake_models.in_llm(fake_models.llm_model()):
+        for name, is_kept in kept.items():
+            for again in (False, True):
+                (answer,) = Roster(providers).model(name).generate([Request("hi")])
+                assert answer.cached == (again and is_kept)
+    assert len(server.asked) == 1 and "temperature" not in server.asked[0].body
+    assert not Roster(providers, cache=None).model("mine/m").generate([Request("hi")])[0].cached
 
 
 def test_what_tells_a_model_from_its_namesakes(
@@ -217,15 +194,14 @@ def test_everything_is_checked_before_anything_is_asked(
     monkeypatch.setenv("OPENAI_BASE_URL", server.url)
     roster = Roster()
     roster.check(["gpt-4o:3", "qwen2:7b:2", "function/fake_models:function"])
+    roster.open("cpu")
     for name, words in (
         ("together/Qwen/x:2", "TOGETHER_API_KEY is not set"),
-        ("function/fake_models:nothing", "fake_models has no function nothing"),
         ("llm/nothing", "llm has no such model"),
         ("gpt-4o:100", "from 1 to 99"),
     ):
         with pytest.raises(UserError, match=words):
             Roster().check([name])
-    roster.open("cpu")
     assert server.asked == []
 
 

@@ -123,7 +123,6 @@ def test_options_are_asked_for_where_there_are_such(
     "reported",
     [
         {"choices": [{"finish_reason": "length"}]},
-        {"finish_reason": "max_tokens"},
         {"stop_reason": "max_tokens"},
         {"candidates": [{"finishReason": "MAX_TOKENS"}]},
         {"done_reason": "length"},
@@ -153,6 +152,7 @@ def test_old_and_new_plugins_hear_the_whole_conversation() -> None:
 
 def test_usage_thoughts_and_pieces() -> None:
     (said,) = LLM("talker").generate([Request("one two")])
+    assert not (Path(os.environ["LLM_USER_PATH"]) / "logs.db").exists()
     assert (said.prompt_tokens, said.new_tokens, said.model) == (1, 3, "talker")
     pieces = list(LLM("thinker").stream(Request("hi")))
     assert pieces == [Delta("", "hm"), Delta("so "), Delta("be it")]
@@ -177,13 +177,11 @@ def test_keys_are_llms_and_stay_there(
     assert not [path for path in written if fake_models.KEY in path.read_text(errors="replace")]
 
 
-def test_nothing_is_logged_to_llms_database() -> None:
-    LLM("talker").generate([Request("hi")])
-    assert not (Path(os.environ["LLM_USER_PATH"]) / "logs.db").exists()
-
-
 def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    LLM("talker").check()
+    models = LLM("talker"), LLM("keyed"), LLM("talker", concurrency=3)
+    for model in models:
+        model.prepare(Request("hi"))
+    assert [model.batches for model in models] == [1, 8, 3]
     with pytest.raises(UserError, match=r"llm/talkr: llm has no such .* did you mean llm/talker\?"):
         LLM("talkr").check()
     with pytest.raises(UserError, match="llm/talker: cannot score choices"):
@@ -193,13 +191,6 @@ def test_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llm", None)
     with pytest.raises(UserError, match=r'needs the package llm: pip install -e ".*\[llm\]"'):
         LLM("talker").check()
-
-
-def test_models_that_need_no_key_are_asked_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    models = LLM("talker"), LLM("keyed"), LLM("talker", concurrency=3)
-    for model in models:
-        model.prepare(Request("hi"))
-    assert [model.batches for model in models] == [1, 8, 3]
 
 
 @pytest.mark.parametrize("headers", [{}, {"Retry-After-Ms": "60"}])

@@ -446,6 +446,8 @@ def make_head_contiguous(model: Any) -> None:
     `torch.nn.functional.linear` does not fold it into [rows, hidden] but multiplies by a copy of
     the weight for each row, several hundred times slower in bfloat16 on a CPU.
     """
-    model.get_output_embeddings().register_forward_pre_hook(
-        lambda _, inputs: (inputs[0].contiguous(), *inputs[1:])
-    )
+    model.get_output_embeddings().register_forward_pre_hook(_to_contiguous)
+
+
+def _to_contiguous(_: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:  # can be pickled
+    return (inputs[0].contiguous(), *inputs[1:])

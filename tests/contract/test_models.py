@@ -50,14 +50,10 @@ def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def mixture(model: Model) -> MixtureOfAgents:
-    """Two proposers and an aggregator that are one model."""
-    return MixtureOfAgents([AgentSpec(model, "a"), AgentSpec(model, "b")], AgentSpec(model, "end"))
-
-
-def consortium(model: Model) -> Consortium:
-    """Two members and an arbiter that are one model, which knows of no verdict."""
-    return Consortium([AgentSpec(model, "a"), AgentSpec(model, "b")], AgentSpec(model, "end"))
+def together(kind: type[MixtureOfAgents] | type[Consortium]) -> Case:
+    """Two members and a last one that are one model, which knows of no verdict."""
+    specs = [AgentSpec(FunctionModel("fake_models:function"), name) for name in ("a", "b", "end")]
+    return Case(kind(specs[:2], specs[2]), by_rule=False)
 
 
 def local(base: Path) -> Case:
@@ -75,10 +71,8 @@ KINDS: dict[str, Callable[..., Case]] = {
     "llm cached": lambda file, **_: Case(LLM("talker", cache=Cache(file))),
     "function": lambda **_: Case(FunctionModel("fake_models:function")),
     "generator": lambda **_: Case(FunctionModel(fake_models.pieces, concurrency=4)),
-    "mixture": lambda **_: Case(mixture(FunctionModel("fake_models:function")), by_rule=False),
-    "consortium": lambda **_: Case(
-        consortium(FunctionModel("fake_models:function")), by_rule=False
-    ),
+    "mixture": lambda **_: together(MixtureOfAgents),
+    "consortium": lambda **_: together(Consortium),
     "local": lambda base, folder, **_: Case(
         Roster(base=str(base), pool=folder, device="cpu").model("local/base"), by_rule=False
     ),
@@ -152,25 +146,13 @@ def test_the_pieces_of_a_stream_are_the_answer(case: Case) -> None:
     begun.close()
 
 
-def test_it_goes_to_another_process(case: Case) -> None:
-    again = pickle.loads(pickle.dumps(case.model))
-    if not isinstance(again, HFModel):
-        assert again.generate([Request("hi", 5)]) == case.model.generate([Request("hi", 5)])
-
-
-def test_it_works_beside_a_running_event_loop(case: Case) -> None:
+def test_it_goes_to_another_process_and_works_beside_a_running_event_loop(case: Case) -> None:
     async def inside() -> list[Completion]:
         return case.model.generate([Request("hi", 5)])
 
-    assert asyncio.run(inside()) == case.model.generate([Request("hi", 5)])
-
-
-def test_samples_of_a_request_are_answers_of_their_own(case: Case) -> None:
-    same = [Request("again", 5, temperature=1.0, sample=n) for n in (0, 1, 1)]
+    assert case.model.check() is None and case.model.open("cpu") is None
+    found = asyncio.run(inside())
+    same = [Request("hi", 5, temperature=1.0, sample=n) for n in (0, 1, 1)]
     assert len(case.model.generate(same)) == 3
-
-
-def test_it_is_checked_and_opened(case: Case) -> None:
-    for name, given in (("check", ()), ("open", ("cpu",))):
-        if method := getattr(case.model, name, None):
-            assert method(*given) is None
+    again = pickle.loads(pickle.dumps(case.model))
+    assert isinstance(again, HFModel) or again.generate([Request("hi", 5)]) == found

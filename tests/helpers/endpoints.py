@@ -97,24 +97,19 @@ def handler(endpoint: Endpoint) -> Any:
             asked = Asked(self.path, dict(self.headers.items()), body, time.monotonic())
             reply = endpoint.reply(asked)
             self.close_connection = reply.drop
-            if reply.pieces:
-                return self.send_pieces(reply)
-            if reply.drop:
+            if reply.drop and not reply.pieces:
                 return
             data = reply.body if isinstance(reply.body, bytes) else json.dumps(reply.body).encode()
+            told = {"Content-Length": str(len(data))}
+            if reply.pieces:
+                told = {"Content-Type": "text/event-stream", "Transfer-Encoding": "chunked"}
             self.send_response(reply.status)
-            for name, value in {"Content-Length": str(len(data)), **reply.headers}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(data)
-
-        def send_pieces(self, reply: Reply) -> None:
-            """Answer bit by bit; if the client stays."""
-            self.send_response(reply.status)
-            told = {"Content-Type": "text/event-stream", "Transfer-Encoding": "chunked"}
             for name, value in {**told, **reply.headers}.items():
                 self.send_header(name, value)
             self.end_headers()
+            if not reply.pieces:
+                self.wfile.write(data)
+                return
             try:
                 for piece in reply.pieces:
                     if isinstance(piece, bytes):

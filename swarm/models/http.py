@@ -10,7 +10,7 @@ import math
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
@@ -226,8 +226,10 @@ class RetryingClient:
             RequestError: The call failed for good.
         """
         failed = CallFailures(self.turns.limits, self.throttle)
+        if call.timeout is None:
+            return await self._attempt_call(send, call, read, emit, failed)
         try:
-            async with asyncio.timeout(None) if call.timeout else nullcontext() as clock:
+            async with asyncio.timeout(None) as clock:
                 return await self._attempt_call(send, call, read, emit, failed, clock)
         except TimeoutError:
             last = f"; {failed.times} attempts; last error: {failed.last}" if failed.last else ""
@@ -243,7 +245,7 @@ class RetryingClient:
         read: ParseResponse[T],
         emit: Callable[[P], None] | None,
         failed: CallFailures,
-        clock: asyncio.Timeout | None,
+        clock: asyncio.Timeout | None = None,
     ) -> T:
         """Send a call until it is answered; every 429 and every fault is handled here."""
         start = sent = 0.0
@@ -435,8 +437,11 @@ class HttpSession:
     def __init__(
         self, client: HttpClient, session: "ClientSession", proxy: str | None, key: str | None
     ) -> None:
+        import aiohttp
+
         self.client, self.label, self._key = client, client.label, key
         self._post = partial(session.post, client.url, proxy=proxy, allow_redirects=False)
+        self._faults = aiohttp.ClientError, OSError
 
     def call(self, call: Call, read: ParseResponse[T]) -> Awaitable[T]:
         """Return the parsed answer of a call; see `RetryingClient.call`."""
@@ -481,13 +486,11 @@ class HttpSession:
         return json.loads(self._redact(json.dumps(response)))
 
     async def _exchange(self, call: Call, read: Callable[["ClientResponse"], Awaitable[T]]) -> T:
-        import aiohttp
-
         data = encode_body(call.body) if call.data is None else call.data
         try:
             async with self._post(data=data) as response:
                 return await read(response)
-        except (aiohttp.ClientError, OSError) as error:
+        except self._faults as error:
             raise self._connection_error(error) from None
 
     async def _read_response(

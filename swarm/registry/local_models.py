@@ -225,7 +225,7 @@ class SharedLocalModel(Model):
             if self._batcher is None:
                 group = model_group(self.folder, self.base)
                 group.check()
-                batcher = self.home.get_batcher(group.group_key)
+                batcher = self.home.batchers.setdefault(group.group_key, Batcher())
                 self._mix = ((batcher.add_model(group), 1.0),)
                 self._batcher = batcher
 
@@ -463,7 +463,7 @@ class LocalModels:
         self.given, self.pool, self.device = base, Path(pool), validate_device(device)
         self.lock = threading.Lock()
         self._parts: dict[str, SharedLocalModel] = {}
-        self._batchers: dict[object, Batcher] = {}
+        self.batchers: dict[object, Batcher] = {}  # by group key; changed under the lock
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as settings, with nothing loaded."""
@@ -515,10 +515,6 @@ class LocalModels:
     def expert_folders(self) -> list[Path]:
         """Return the folders of the pool's experts."""
         return sorted(file.parent for file in find_path(self.pool).glob(f"*/{CONFIG_FILE}"))
-
-    def get_batcher(self, key: object) -> Batcher:
-        """Return the batcher of a group key; the caller must hold the lock."""
-        return self._batchers.setdefault(key, Batcher())
 
     def _locate_model(self, name: str) -> tuple[Path | None, BaseModel]:
         """Return the folder of a name, `None` for the base, and its base model."""

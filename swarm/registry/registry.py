@@ -19,7 +19,6 @@ from swarm.models.providers import Provider, Providers, split_sample_count
 from swarm.multi_agent.consortium.consortium import Consortium, build_consortium
 from swarm.multi_agent.consortium.store import ConsortiumStore, load_config
 from swarm.multi_agent.moa import MixtureOfAgents, build_mixture, read_preset
-from swarm.multi_agent.types import AgentSpec
 
 if TYPE_CHECKING:
     from swarm.engine.base_model import BaseModel
@@ -279,12 +278,9 @@ def model_identity(model: Model) -> Any:
         return [model.client.url, model.fixed]
     if isinstance(model, MixtureOfAgents | Consortium):
         last = model.arbiter if isinstance(model, Consortium) else model.aggregator
-        agents = [_agent_identity(one) for one in (*model.proposers, last, model.fallback)]
+        agents = [
+            one and {**one.model_dump(exclude={"model"}), "model": model_identity(one.model)}
+            for one in (*model.proposers, last, model.fallback)
+        ]
         return {"agents": agents, **model.options.model_dump(mode="json")}
     return model.fingerprint()
-
-
-def _agent_identity(agent: AgentSpec | None) -> Any:
-    if agent is None:
-        return None
-    return {**agent.model_dump(exclude={"model"}), "model": model_identity(agent.model)}

@@ -45,7 +45,7 @@ def engine(tiny_llama: Path, tiny_pool: Path) -> HFEngine:
 def rounds(home: LocalModels, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """How many requests each voice had in each round that the engine of `home` answered."""
     home.get_model("base").open()
-    (together,) = home._batchers.values()
+    (together,) = home.batchers.values()
     seen: list[list[int]] = []
     answer = together._engine.generate
 
@@ -128,7 +128,7 @@ def test_a_base_is_in_memory_once_whoever_comes_late(
     assert [said(voice, TEXT, TURNS) for voice in early] == before
     # The base's folder by its path is the base.
     assert said(home.get_model(str(tiny_llama)), TEXT) == before[0][:1]
-    assert len(loaded) == 1 and len(home._batchers) == 1
+    assert len(loaded) == 1 and len(home.batchers) == 1
 
 
 def test_runs_models_and_mixtures_are_voices_too(
@@ -147,7 +147,7 @@ def test_runs_models_and_mixtures_are_voices_too(
     whole = said(home.get_model("other"), TEXT)
     assert whole != cedar[:1] and said(home.get_model("mixture"), TEXT) == whole
     # The experts' base, the other model, the mixture of the two.
-    assert len(home._batchers) == 3
+    assert len(home.batchers) == 3
     runs = ["search/begun", "search/first", "search/swept/trial_00"]
     assert home.list_names() == ["base", *tiny.NAMES, *runs]
     assert said(home.get_model("search/swept/trial_00"), TEXT, TURNS) == cedar
@@ -319,7 +319,7 @@ def test_a_fault_in_the_engine_reaches_all_who_wait(
     voices = [home.get_model(name) for name in ("amber", "birch")]
     for voice in voices:
         voice.open()
-    (one,) = home._batchers.values()
+    (one,) = home.batchers.values()
 
     def broken(*_: Any) -> Any:
         raise UserError("out of memory")

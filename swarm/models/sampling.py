@@ -452,16 +452,17 @@ class Sampler:
                 if model.cache:
                     cached = model.cache.get(list(dict.fromkeys(names)), completion_fields)
                     found = {k: model.build_completion(one, True) for k, one in cached.items()}
+                    self.received += len(found)
             except UserError as error:
                 found = dict.fromkeys(names, error)
-            for one_found in found.values():
-                self._count_outcome(one_found)
+                self._count_failures(error, len(found))
             missing = []
             for name, ((call, sample), waiting, index, first) in zip(names, ones, strict=True):
-                key = (model.cache or waiting, name)
                 if outcome := found.get(name):
                     waiting.deliver(index, outcome)
-                elif item := self._wanted.get(key):
+                    continue
+                key = (model.cache or waiting, name)
+                if item := self._wanted.get(key):
                     item.waiting.append((waiting, index))
                 else:
                     number = 0 if call.equal else sample
@@ -515,15 +516,16 @@ class Sampler:
             for follow in item.followers:
                 follow(outcome)
 
-    def _count_outcome(self, outcome: Outcome) -> None:
-        self.received += 1
-        if isinstance(outcome, UserError):
-            self.failed += 1
-            if self.stop:
-                self._fail(outcome)
+    def _count_failures(self, error: UserError, number: int) -> None:
+        self.received, self.failed = self.received + number, self.failed + number
+        if self.stop:
+            self._fail(error)
 
     def _deliver(self, item: _Item, outcome: Outcome) -> None:
-        self._count_outcome(outcome)
+        if isinstance(outcome, UserError):
+            self._count_failures(outcome, 1)
+        else:
+            self.received += 1
         del self._wanted[item.key]
         for waiting, index in item.waiting:
             waiting.deliver(index, outcome)

@@ -57,12 +57,7 @@ class BayesianSearch(WarmStartOptimizer):
     max_dimensions: Positive = 20
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
-        """See `Optimizer.start`.
-
-        Raises:
-            UserError: Also if a package of the sampler is missing, or there are too many
-                dimensions.
-        """
+        """See `Optimizer.start`; a UserError also without the packages of the sampler."""
         for package in REQUIRED_PACKAGES[self.sampler]:
             if find_spec(package) is None:
                 raise UserError(f"""optimizer.sampler={self.sampler}: needs the package {package}:

@@ -59,21 +59,13 @@ class MergeEvolve(Optimizer):
     tau: PositiveNumber = 1.0
     merged: Positive | None = None
 
-    def start(self, experts: int, seed: int, groups: int = 1) -> None:
-        """See `Optimizer.start`.
-
-        Raises:
-            UserError: As there, or `merged` exceeds the number of rows of the pool.
-        """
-        if self.merged is not None and self.merged > experts:
-            raise UserError(f"""optimizer.merged={self.merged}: must be at most {experts}, the rows
-                of the pool, or null for all""")
-        super().start(experts, seed, groups)
-
     def _population_size(self, experts: int) -> int:
         return max(experts, self.samples + 1)
 
     def _initial_population(self, experts: int, count: int) -> np.ndarray:
+        if self.merged is not None and self.merged > experts:
+            raise UserError(f"""optimizer.merged={self.merged}: must be at most {experts}, the rows
+                of the pool, or null for all""")
         rows = initial_population(experts, count, self.seed, groups=self.groups)
         rows[experts : experts + 1] = 1 / experts
         self.theta = np.full(self.groups * experts, 1 / experts)

@@ -109,36 +109,13 @@ class NSGA2Search(Optimizer):
                     {", ".join(names)}""")
         self.names = list(names)
 
-    def start(self, experts: int, seed: int, groups: int = 1) -> None:
-        """See `Optimizer.start`.
-
-        Raises:
-            UserError: Also if pymoo is not installed, or `particles` has no room for the base
-                model.
-        """
-        if find_spec("pymoo") is None:
-            raise UserError(f"""optimizer={self.NAME}: needs the package pymoo:
-                {install_command("multi")}; or use another optimizer""")
-        least = experts + self.needs_base
-        if self.particles is not None and experts <= self.particles < least:
-            raise UserError(f"""optimizer.particles={self.particles}: the {experts} experts and the
-                base model of optimizer.constraints take {least}; allowed: {least} or more""")
-        self.rows, self.values = np.zeros((0, groups * experts)), np.zeros((0, 0))
-        self.generations = np.zeros(0)
-        self._reset_algorithm()
-        super().start(experts, seed, groups)
-
     def tell(
         self,
         utilities: np.ndarray,
         stopped: np.ndarray | None = None,
         objectives: np.ndarray | None = None,
     ) -> None:
-        """See `Optimizer.tell`.
-
-        Raises:
-            ValueError: Also if not one row of objectives per utility.
-        """
+        """See `Optimizer.tell`; a ValueError also if not one row of objectives per utility."""
         values = np.asarray(utilities, float)[:, None] if objectives is None else objectives
         if self.names and objectives is None and not np.isfinite(values).any():
             values = values.repeat(len(self.names), axis=1)
@@ -154,6 +131,15 @@ class NSGA2Search(Optimizer):
         return max(experts + self.needs_base, 4)
 
     def _initial_population(self, experts: int, count: int) -> np.ndarray:
+        if find_spec("pymoo") is None:
+            raise UserError(f"""optimizer={self.NAME}: needs the package pymoo:
+                {install_command("multi")}; or use another optimizer""")
+        if count < (least := experts + self.needs_base):
+            raise UserError(f"""optimizer.particles={count}: the {experts} experts and the base
+                model of optimizer.constraints take {least}; allowed: {least} or more""")
+        self.rows, self.values = np.zeros((0, self.groups * experts)), np.zeros((0, 0))
+        self.generations = np.zeros(0)
+        self._reset_algorithm()
         known = random_streams.expert_positions(experts, self.groups)
         base = np.zeros((int(self.needs_base), experts * self.groups))
         scales, lambdas = ((1.0,), ()) if self.sum_to_one else (SCALES, DEFAULT_LAMBDAS)

@@ -128,11 +128,7 @@ class ParticleSwarm(Optimizer):
         stopped: np.ndarray | None = None,
         objectives: np.ndarray | None = None,
     ) -> None:
-        """See `Optimizer.tell`; stopped particles count as stale, and are never g_w.
-
-        Raises:
-            ValueError: Also if a stopped particle has a utility, or no personal best.
-        """
+        """See `Optimizer.tell`; stopped particles count as stale, and are never g_w."""
         u = np.asarray(utilities, dtype=np.float64)
         short = np.zeros(len(self.evaluate), bool) if stopped is None else np.asarray(stopped)
         if short.any() and (short & (np.isfinite(u) | np.isnan(self.personal_utilities))).any():

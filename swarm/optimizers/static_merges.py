@@ -269,17 +269,6 @@ class StaticMerges(Optimizer):
     lambdas: Scales = (0.2, 0.3, 0.5)
     among: Annotated[int, Field(ge=2)] | None = None
 
-    def start(self, experts: int, seed: int, groups: int = 1) -> None:
-        """See `Optimizer.start`.
-
-        Raises:
-            UserError: Also if the pool has fewer rows than are to be merged.
-        """
-        if self.among is not None and self.among > experts:
-            raise UserError(f"""optimizer.among={self.among}: the pool has {experts} rows; allowed:
-                2 to {experts}, or null for all""")
-        super().start(experts, seed, groups)
-
     def stop_reason(self) -> str | None:
         """Return why the search has ended: all recipes, or the iterations, are finished."""
         if self.has_utilities and not self._plan_merges():
@@ -292,6 +281,9 @@ class StaticMerges(Optimizer):
         return experts + 1 + len(self.lambdas)
 
     def _initial_population(self, experts: int, count: int) -> np.ndarray:
+        if self.among is not None and self.among > experts:
+            raise UserError(f"""optimizer.among={self.among}: the pool has {experts} rows; allowed:
+                2 to {experts}, or null for all""")
         self.utilities = np.empty(0)
         self.labels = [EXPERT] * experts
         self.rows = random_streams.expert_positions(experts, self.groups)

@@ -98,11 +98,7 @@ class MemeticSwarm(ParticleSwarm):
     descent: Descent | None = field(default_factory=Descent)
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
-        """See `ParticleSwarm.start`.
-
-        Raises:
-            UserError: Also if there are fewer particles than experts, soups and `starts`.
-        """
+        """See `Optimizer.start`; `starts` must fit the pool, and there must be room for them."""
         starts, routes = self.starts or [], self.resources.routes
         if wrong := [len(row) for row in starts if len(row) != experts]:
             raise UserError(f"""optimizer.starts: a position has {wrong[0]} coefficients, and the

@@ -62,9 +62,8 @@ def iter_json_lines(path: str | Path, text: str) -> Iterator[tuple[int, Any]]:
             try:
                 yield number, parse_json(line)
             except json.JSONDecodeError as error:
-                raise UserError(
-                    f"{path}, line {number}: is not JSON: {error.msg}; expected one object per line"
-                ) from None
+                raise UserError(f"""{path}, line {number}: is not JSON: {error.msg}; expected one
+                    object per line""") from None
 
 
 def read_jsonl(path: str | Path) -> list[Any]:

@@ -142,10 +142,8 @@ def check_secrets(config: Any, path: str = "") -> None:
         for name, one in pairs:
             check_secrets(one, f"{path}.{name}" if path else str(name))
     elif isinstance(config, str) and HIDDEN in config:
-        raise UserError(
-            f"{path}={config}: a secret, which is not stored; give it again, preferably as "
-            f"{path}='${{oc.env:NAME_OF_A_VARIABLE}}', which is stored verbatim"
-        )
+        raise UserError(f"""{path}={config}: a secret, which is not stored; give it again,
+            preferably as {path}='${{oc.env:NAME_OF_A_VARIABLE}}', which is stored verbatim""")
 
 
 def remember(config: Any) -> None:

@@ -123,9 +123,6 @@ class Evaluation:
         split: "dev" or "test".
         device: "cpu", "cuda" or e.g. "cuda:1"; `None` is the first GPU, or the CPU without one.
         out: The folder for result.json and answers.jsonl; `None` writes nothing.
-
-    Raises:
-        UserError: A value is not allowed.
     """
 
     def __init__(
@@ -184,15 +181,12 @@ class Evaluation:
             found: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
             before = found["identity"]
         except (OSError, ValueError, KeyError, TypeError):
-            raise UserError(
-                f"out={self.out}: {path} is not an evaluation; choose another folder"
-            ) from None
+            raise UserError(f"""out={self.out}: {path} is not an evaluation; choose another
+                folder""") from None
         current = parse_json(encode_json(identity))
         if differ := [key for key in current if before.get(key) != current[key]]:
-            raise UserError(
-                f"out={self.out}: it contains another evaluation ({', '.join(differ)} differ); "
-                "choose another folder"
-            )
+            raise UserError(f"""out={self.out}: it contains another evaluation ({", ".join(differ)}
+                differ); choose another folder""")
         return found
 
     def _score_candidate(self, device: str, identity: Mapping[str, Any]) -> dict[str, Any]:

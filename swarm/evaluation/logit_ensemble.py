@@ -113,9 +113,8 @@ def open_expert_ensemble(
         return ModelEnsemble(chosen, pool.base).open()
     folders = {name: find_path(getattr(pool, "folder", "")) / name for name in names}
     if made := [name for name, folder in folders.items() if not folder.is_dir()]:
-        raise UserError(
-            f"candidate.experts: {made[0]} is not stored as an adapter in its folder; name others"
-        )
+        raise UserError(f"""candidate.experts: {made[0]} is not stored as an adapter in its folder;
+            name others""")
     if len(names) < 2:
         raise UserError(f"candidate.experts={names}: name two experts or more")
     return SharedBaseEnsemble([str(folder) for folder in folders.values()], base).open()

@@ -141,10 +141,8 @@ class MixedPositionCandidate(PositionsCandidate):
                 row[self.expert_index(name)] = value
             return {"position": np.tile(row, groups)}
         if len(self.coefficients) != count * groups:
-            raise UserError(
-                f"candidate.coefficients: {len(self.coefficients)} numbers, and the pool has "
-                f"{count} experts in {groups} groups: {count * groups} are needed"
-            )
+            raise UserError(f"""candidate.coefficients: {len(self.coefficients)} numbers, and the
+                pool has {count} experts in {groups} groups: {count * groups} are needed""")
         return {"position": np.array(self.coefficients, dtype=np.float64)}
 
 

@@ -87,9 +87,8 @@ def load_initial_answers(folder: str, names: Sequence[str], task: Task) -> Initi
     known = {item["id"]: item for item in task.metric_task.items("dev")}
     rows = [run.load_answers((0, run.experts.index(name))) for name in names]
     if unknown := [row["id"] for row in rows[0] if row["id"] not in known]:
-        raise UserError(
-            f"candidate.run={folder}: its dev item {unknown[0]!r} is not an item of the task"
-        )
+        raise UserError(f"""candidate.run={folder}: its dev item {unknown[0]!r} is not an item of
+            the task""")
     scores = [records_to_scores(mine) for mine in rows]
     if not run.verdict or run.verdict.signal is not None:  # it may have maximized another signal
         searched = instantiate(run.config["task"], _convert_="all")
@@ -104,10 +103,8 @@ def _rescore_answer(run: RunFolder, task: Task, score: Score) -> Score:
     if task.metric_task is task:
         return score
     if "correct" not in score.measures:
-        raise UserError(
-            f"candidate.run={run.path}: it was searched by log probability, so its dev answers "
-            "are not graded; use candidate.run=null to evaluate dev now"
-        )
+        raise UserError(f"""candidate.run={run.path}: it was searched by log probability, so its dev
+            answers are not graded; use candidate.run=null to evaluate dev now""")
     return Score(score.measures["correct"], score.answer, score.text, score.part)
 
 

@@ -32,9 +32,6 @@ class VotingCandidate(Candidate):
             "majority".
         run: A run folder that has the voters as its experts: their dev answers are read there and
             not requested again.
-
-    Raises:
-        UserError: A value is not allowed.
     """
 
     def __init__(
@@ -51,9 +48,8 @@ class VotingCandidate(Candidate):
 
     def check(self, task: Task) -> None:
         if not task.votes:
-            raise UserError(
-                f"task={task.name}: its answers are free texts, which cannot be voted on"
-            )
+            raise UserError(f"""task={task.name}: its answers are free texts, which cannot be voted
+                on""")
         for member in self.members:
             member.check(task)
         voices = self.voter_names()

@@ -88,10 +88,8 @@ class ToxicityClassifier(NonToxicity, LocalModelScorer):
         """See `LocalModelScorer.model_class`; also sets the toxic output and its activation."""
         named, kind = label_names(config), config.get("problem_type")
         if kind == "regression":
-            raise UserError(
-                f"task.scorer.model={self.model} was trained for regression: its outputs are "
-                "not probabilities"
-            )
+            raise UserError(f"""task.scorer.model={self.model} was trained for regression: its
+                outputs are not probabilities""")
         names = [name.lower() for name in named]
         if isinstance(self.label, int):
             found = [i for i in range(len(names)) if i == self.label]
@@ -103,10 +101,8 @@ class ToxicityClassifier(NonToxicity, LocalModelScorer):
             }
             found = [i for i, n in toxic.items() if n in ("toxic", "toxicity")] or list(toxic)
         if len(found) != 1:
-            raise UserError(
-                f"task.scorer.label={self.label}: the toxic output of {self.model} is "
-                f"unclear. Give its name or its index, from 0: {', '.join(named)}"
-            )
+            raise UserError(f"""task.scorer.label={self.label}: the toxic output of {self.model} is
+                unclear. Give its name or its index, from 0: {", ".join(named)}""")
         self._output = found[0]
         self._apart = kind == "multi_label_classification" or len(named) == 1
         return "AutoModelForSequenceClassification"

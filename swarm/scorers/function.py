@@ -54,9 +54,8 @@ class FunctionScorer(Scorer):
         try:
             inspect.signature(self._load_function()).bind("prompt", "answer", {})
         except TypeError as error:
-            raise UserError(
-                f"task.function: {self.path} cannot be called with (prompt, answer, item): {error}."
-            ) from None
+            raise UserError(f"""task.function: {self.path} cannot be called with (prompt, answer,
+                item): {error}.""") from None
         except ValueError:
             pass  # Some functions written in C have no signature.
 
@@ -110,10 +109,8 @@ class FunctionScorer(Scorer):
         try:
             function = getattr(import_module(module), name, None)
         except Exception as error:
-            raise UserError(
-                f"task.function: {module} cannot be imported from {Path.cwd()}: "
-                f"{describe_exception(error, None)}."
-            ) from error
+            raise UserError(f"""task.function: {module} cannot be imported from {Path.cwd()}:
+                {describe_exception(error, None)}.""") from error
         if not callable(function):
             raise UserError(f"task.function: {module} has no function {name!r}.")
         return function

@@ -73,10 +73,8 @@ class LocalModelScorer(Scorer):
 
         off = "the hub is disabled (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else ""
         if problem := off or hub_unreachable_reason(constants.ENDPOINT):
-            raise UserError(
-                f"task.scorer.model={self.model} is not in the hub's cache and {problem}; give a "
-                "folder with a transformers model"
-            )
+            raise UserError(f"""task.scorer.model={self.model} is not in the hub's cache and
+                {problem}; give a folder with a transformers model""")
 
     def resolve_folder(self) -> Path:
         """Return the folder of the model's files; downloads what is missing.
@@ -126,10 +124,8 @@ class LocalModelScorer(Scorer):
             self.network.eval().requires_grad_(False).to(self.where)
         # transformers initializes missing weights randomly, which would give random scores.
         if missing := sorted(loading_info["missing_keys"]):
-            raise UserError(
-                f"task.scorer.model={self.model} was not trained to score texts: {missing[0]} is "
-                "missing from its weights"
-            )
+            raise UserError(f"""task.scorer.model={self.model} was not trained to score texts:
+                {missing[0]} is missing from its weights""")
         self.budget = self.max_tokens or (BATCH_CPU if self.where == "cpu" else BATCH_GPU)
         self._config: Any = self.network.config.get_text_config()
         stated = getattr(self._config, "pad_token_id", None)
@@ -143,9 +139,8 @@ class LocalModelScorer(Scorer):
         count, number = torch.cuda.device_count(), int(self.device.partition(":")[2] or 0)
         if number >= count:
             available = f"cuda:0 to cuda:{count - 1}" if count else "none"
-            raise UserError(
-                f"task.scorer.device={self.device}: no such GPU; allowed: {available}, cpu"
-            )
+            raise UserError(f"""task.scorer.device={self.device}: no such GPU; allowed: {available},
+                cpu""")
         return self.device
 
     def encode(
@@ -203,10 +198,9 @@ class LocalModelScorer(Scorer):
             except torch.OutOfMemoryError:
                 torch.cuda.empty_cache()
                 if len(chosen) == 1:
-                    raise UserError(
-                        f"out of memory: {tokens} tokens of one text do not fit into {self.model} "
-                        f"on {self.where}; give it a separate device with task.scorer.device"
-                    ) from None
+                    raise UserError(f"""out of memory: {tokens} tokens of one text do not fit into
+                        {self.model} on {self.where}; give it a separate device with
+                        task.scorer.device""") from None
                 self.budget = len(chosen) * tokens // 2
                 continue
             pending = pending[len(chosen) :]

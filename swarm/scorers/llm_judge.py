@@ -101,10 +101,8 @@ class LLMJudge(Scorer):
         try:
             replies = dict(zip(prompts, self._request_ratings(list(prompts.values())), strict=True))
         except UserError as error:
-            raise UserError(
-                f"the judge failed: {error}; ratings so far are stored if the judge has a cache, "
-                "and the same command resumes the search"
-            ) from None
+            raise UserError(f"""the judge failed: {error}; ratings so far are stored if the judge
+                has a cache, and the same command resumes the search""") from None
         scores = []
         for pair in pairs:
             mine = replies.get(pair, [])

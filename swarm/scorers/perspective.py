@@ -88,10 +88,8 @@ class PerspectiveScorer(NonToxicity):
         try:
             values = self.client.run_calls([Call(bodies[i]) for i in new], store)
         except UserError as error:
-            raise UserError(
-                f"{error}; results so far are stored if there is a cache, and the same "
-                "command resumes the search"
-            ) from None
+            raise UserError(f"""{error}; results so far are stored if there is a cache, and the same
+                command resumes the search""") from None
         found.update(zip((names[i] for i in new), values, strict=True))
         log.info(
             "%s: %d texts, %d of them requested, %d retries",

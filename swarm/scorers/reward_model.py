@@ -50,9 +50,8 @@ class RewardModelScorer(LocalModelScorer):
         super().open(device)
         self._own = bool({"get_score", "get_scores"} & set(dir(self.network)))
         if not self._own and not type(self.network).__name__.endswith(CLASSIFIER_SUFFIX):
-            raise UserError(
-                f"task.scorer.model={self.model}: its code has no get_score or get_scores"
-            )
+            raise UserError(f"""task.scorer.model={self.model}: its code has no get_score or
+                get_scores""")
 
     def model_class(self, config: Mapping[str, Any]) -> str:
         path, auto_map = f"task.scorer.model={self.model}", config.get("auto_map") or {}
@@ -60,21 +59,15 @@ class RewardModelScorer(LocalModelScorer):
         kind = f"AutoModel{CLASSIFIER_SUFFIX}"
         if kind in auto_map or any(name.endswith(CLASSIFIER_SUFFIX) for name in classes):
             if len(named := label_names(config)) != 1:
-                raise UserError(
-                    f"{path}: a reward model has one output, this one has {len(named)} "
-                    f"({', '.join(named[:6])})"
-                )
+                raise UserError(f"""{path}: a reward model has one output, this one has {len(named)}
+                    ({", ".join(named[:6])})""")
             return kind
         if "AutoModel" not in auto_map:
-            raise UserError(
-                f"{path} is {', '.join(classes) or 'of unknown class'}: a reward model is a "
-                f"...{CLASSIFIER_SUFFIX}, or has code with get_score"
-            )
+            raise UserError(f"""{path} is {", ".join(classes) or "of unknown class"}: a reward model
+                is a ...{CLASSIFIER_SUFFIX}, or has code with get_score""")
         if not self.trust_remote_code:
-            raise UserError(
-                f"{path} comes with Python code ({auto_map['AutoModel']}): review it, then allow "
-                "it with task.scorer.trust_remote_code=true"
-            )
+            raise UserError(f"""{path} comes with Python code ({auto_map["AutoModel"]}): review it,
+                then allow it with task.scorer.trust_remote_code=true""")
         return "AutoModel"
 
     def item_error(self, item: Item) -> str | None:

@@ -155,10 +155,8 @@ def read_rows(file: DataFiles, fields: Sequence[str]) -> list[Row]:
         return [row._replace(split="dev" if first else "test") for row, first in pairs]
     for row in rows:
         if row.value.get("split") not in SPLITS:
-            raise UserError(
-                f'{_place(row)}: its "split" is {row.value.get("split", "missing")!r}; '
-                "if one item has a split, all need one: dev or test"
-            )
+            raise UserError(f"""{_place(row)}: its "split" is {row.value.get("split", "missing")!r};
+                if one item has a split, all need one: dev or test""")
     return [row._replace(split=row.value["split"]) for row in rows]
 
 
@@ -228,9 +226,6 @@ class DataTask(SplitTask):
             file order. The test split never depends on it.
         max_prompt_tokens: Items with a longer prompt are left out, with a warning; without a limit,
             items that exceed the model's context are an error.
-
-    Raises:
-        UserError: A value is not allowed.
     """
 
     name: Text
@@ -291,10 +286,8 @@ class DataTask(SplitTask):
             raise UserError(f"{path}: {many * (len(errors) > 1)}{split} item {errors[0]}")
         times = Counter(str(item["id"]) for item in items)
         if repeated := [f'"{item_id}"' for item_id, number in times.items() if number > 1]:
-            raise UserError(
-                f"{path}: {len(repeated)} ids occur more than once in {split}: "
-                f"{format_ids(repeated)}; make ids unique, or set task.ids=position"
-            )
+            raise UserError(f"""{path}: {len(repeated)} ids occur more than once in {split}:
+                {format_ids(repeated)}; make ids unique, or set task.ids=position""")
         return items
 
     def _remove_shared_items(
@@ -320,10 +313,8 @@ class DataTask(SplitTask):
             return items
         found = [one for one in items if item_identity(one, self.fields) not in kept[other]]
         if not found:
-            raise UserError(
-                f"{path}: all items of {split} are in {other}, too; set "
-                "task.dedupe=false to keep them in both"
-            )
+            raise UserError(f"""{path}: all items of {split} are in {other}, too; set
+                task.dedupe=false to keep them in both""")
         return found
 
 

@@ -60,15 +60,13 @@ def load_lm_eval_tasks(name: str, include_path: str | None) -> dict[str, Any]:
         manager = TaskManager(include_path=folder)
     if name not in manager.all_tasks:
         matches = ", ".join(get_close_matches(name, manager.all_tasks, 3)) or "none is similar"
-        raise UserError(
-            f"task.tasks: lm-eval has no task {name} ({matches}); see task.include_path"
-        )
+        raise UserError(f"""task.tasks: lm-eval has no task {name} ({matches}); see
+            task.include_path""")
     try:
         return dict(manager.load([name])["tasks"])
     except Exception as error:
-        raise UserError(
-            f"task.tasks={name}: lm-eval cannot load it: {error or type(error)}"
-        ) from error
+        raise UserError(f"""task.tasks={name}: lm-eval cannot load it:
+            {error or type(error)}""") from error
 
 
 def split_documents(task: Any, split: str, seed: int) -> Sequence[Any]:
@@ -83,10 +81,8 @@ def split_documents(task: Any, split: str, seed: int) -> Sequence[Any]:
             name = getattr(task.config, f"{kind}_split", None) or kind
             found.setdefault(name, getattr(task, f"{kind}_docs"))
     if not found:
-        raise UserError(
-            f"task.tasks={task.task_name}: it has no test, validation or training split; set "
-            "test_split in its yaml."
-        )
+        raise UserError(f"""task.tasks={task.task_name}: it has no test, validation or training
+            split; set test_split in its yaml.""")
     first, *others = found.values()
     docs = others[0]() if others and split == "dev" else first()
     if not (hasattr(docs, "__getitem__") and hasattr(docs, "__len__")):
@@ -292,10 +288,8 @@ def _plan_group(group: list[Any]) -> Exchange:
         raise UserError(f"{KEY}: it requires {kind}, which is not supported.")
     settings = group[0].args[1]
     if settings.get("do_sample") and settings.get("temperature") != 0:
-        raise UserError(
-            f"{KEY}: {group[0].task_name} samples (do_sample), but a search needs greedy answers; "
-            "set do_sample: false in your own yaml."
-        )
+        raise UserError(f"""{KEY}: {group[0].task_name} samples (do_sample), but a search needs
+            greedy answers; set do_sample: false in your own yaml.""")
     limits = (settings[key] for key in LENGTH_KEYS if settings.get(key))
     until = settings.get("until") or ()
     stops = (until,) if isinstance(until, str) else tuple(until)
@@ -307,9 +301,8 @@ def _plan_group(group: list[Any]) -> Exchange:
 def _read_logprobs(answers: list[Completion]) -> list[Any]:
     (answer,) = answers
     if not answer.logprobs:
-        raise UserError(
-            f"{KEY}: this task needs a model that returns log probabilities; this one does not."
-        )
+        raise UserError(f"""{KEY}: this task needs a model that returns log probabilities; this one
+            does not.""")
     greedy = answer.greedy or (False,) * len(answer.logprobs)
     return list(zip(answer.logprobs, greedy, strict=True))
 
@@ -339,9 +332,6 @@ def lm_eval(
         tasks: Names of lm-eval's tasks, groups or tags.
         combine: How several tasks' utilities become one (see `Mixture`).
         **settings: Those of `LMEvalTask`, the same for all tasks.
-
-    Raises:
-        UserError: A value is not allowed.
     """
     if isinstance(tasks, str) or not tasks:
         raise UserError("task.tasks: must be a list of lm-eval task names, such as [arc_easy]")
@@ -381,9 +371,6 @@ class LMEvalTask(SplitTask):
             proportion.
         seed: Seed of the division of an only split.
         max_prompt_tokens: Documents with a longer prompt are left out.
-
-    Raises:
-        UserError: A value is not allowed.
     """
 
     name: Text
@@ -515,10 +502,8 @@ class LMEvalTask(SplitTask):
             wanted = configured if self.num_fewshot is None or configured == 0 else self.num_fewshot
             task.set_config(key="num_fewshot", value=wanted or 0)
             if getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False):
-                raise UserError(
-                    f"task.tasks={self.task}: tasks that run the model's code or show images are "
-                    "not supported"
-                )
+                raise UserError(f"""task.tasks={self.task}: tasks that run the model's code or show
+                    images are not supported""")
             if not is_higher_better(task, self._select_metric(task)[0]):
                 self.lowest = -math.inf
         return self._tasks
@@ -529,15 +514,12 @@ class LMEvalTask(SplitTask):
         filters = [one.name for one in task._filters]
         means = mean_metrics(task)
         if not means or (metric and metric not in means):
-            raise UserError(
-                f"task.metric={self.metric}: must be a mean over documents, with higher values "
-                f"better or a known worst value; allowed for {task.task_name}: "
-                f"{', '.join(means) or 'none'} (of {', '.join(task.aggregation())})"
-            )
+            raise UserError(f"""task.metric={self.metric}: must be a mean over documents, with
+                higher values better or a known worst value; allowed for {task.task_name}:
+                {", ".join(means) or "none"} (of {", ".join(task.aggregation())})""")
         if filtering and filtering not in filters:
-            raise UserError(
-                f"task.metric={self.metric}: unknown filter; allowed: {', '.join(filters)}"
-            )
+            raise UserError(f"""task.metric={self.metric}: unknown filter; allowed:
+                {", ".join(filters)}""")
         return metric or means[0], filtering or filters[0]
 
     def load_items(self, split: str) -> tuple[Item, ...]:

@@ -37,9 +37,6 @@ class Mixture(Task):
         combine: How the parts' utilities become one.
         weights: With `combine` "weights", a number from 0 on for each part; only their ratios
             count. Otherwise `None`.
-
-    Raises:
-        UserError: A value is not allowed.
     """
 
     def __init__(
@@ -53,10 +50,8 @@ class Mixture(Task):
         pairs = list(tasks.items()) if isinstance(tasks, Mapping) else [(t.name, t) for t in tasks]
         self.tasks = dict(pairs)
         if not pairs:
-            raise UserError(
-                "task.tasks: a mixture needs at least one task, such as "
-                "+task@task.tasks.one=nlgraph_mini"
-            )
+            raise UserError("""task.tasks: a mixture needs at least one task, such as
+                +task@task.tasks.one=nlgraph_mini""")
         if len(self.tasks) < len(pairs):
             raise UserError("task.tasks: a name occurs more than once; give a mapping of names")
         if unnamed := [part for part in self.tasks if not part or "/" in part]:
@@ -65,9 +60,8 @@ class Mixture(Task):
             raise UserError("task.weights: goes with task.combine=weights, which needs it")
         if weights is not None and (set(weights) != set(self.tasks) or not any(weights.values())):
             names = ", ".join(self.tasks)
-            raise UserError(
-                f"task.weights={weights}: must be a number for each of {names}, not all 0"
-            )
+            raise UserError(f"""task.weights={weights}: must be a number for each of {names}, not
+                all 0""")
         parts = self.tasks.values()
         self.votes = all(task.votes for task in parts)
         self.needs_setup = any(task.needs_setup for task in parts)

@@ -120,10 +120,8 @@ class MultipleChoice(QuestionTask):
             extract = parsing.extract_letter_original if original else parsing.extract_letter
             return extract(completion.text, choices)
         if len(completion.logprobs) != len(choices):
-            raise UserError(
-                f"task.scoring={self.scoring} needs a model that returns log probabilities of "
-                "choices; this one does not: use task.scoring=generate"
-            )
+            raise UserError(f"""task.scoring={self.scoring} needs a model that returns log
+                probabilities of choices; this one does not: use task.scoring=generate""")
         rows = zip(completion.logprobs, self._lengths(item), choices, strict=True)
         known = [
             (logprob / length, letter) for logprob, length, letter in rows if not isnan(logprob)

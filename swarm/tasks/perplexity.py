@@ -122,10 +122,8 @@ class Perplexity(SplitTask):
             for start, part in split_windows(text, self.window)
         ]
         if len(found) < 2:
-            raise UserError(
-                f"{path} is empty or too short: {len(found)} windows of {self.window} characters, "
-                "but dev and test need one each; lower task.window."
-            )
+            raise UserError(f"""{path} is empty or too short: {len(found)} windows of {self.window}
+                characters, but dev and test need one each; lower task.window.""")
         random.Random(self.seed).shuffle(found)
         half = (len(found) + 1) // 2
         if split == "test":
@@ -170,9 +168,8 @@ def choice_logprob(completion: Completion, key: str) -> float:
         UserError: The model returned none; the message begins with `key`.
     """
     if len(completion.logprobs) != 1:
-        raise UserError(
-            f"{key} needs a model that returns the log probability of a text; this one does not."
-        )
+        raise UserError(f"""{key} needs a model that returns the log probability of a text; this one
+            does not.""")
     return completion.logprobs[0]
 
 

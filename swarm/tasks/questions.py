@@ -133,10 +133,8 @@ class QuestionTask(DataTask):
     def _gold_score(self, completion: Completion) -> Score:
         """Score the gold answer, the request's only choice, by its nats per token."""
         if len(completion.logprobs) != 1 or len(completion.choice_tokens) != 1:
-            raise UserError(
-                f"task.signal={self.signal} needs a model that returns log probabilities of "
-                "the gold answer; this one does not: use task.signal=accuracy"
-            )
+            raise UserError(f"""task.signal={self.signal} needs a model that returns log
+                probabilities of the gold answer; this one does not: use task.signal=accuracy""")
         nats = completion.logprobs[0] / max(1, completion.choice_tokens[0])
         if not math.isfinite(nats):
             return Score(MIN_LOGPROB, None)

@@ -62,10 +62,8 @@ class RewardModelTask(FreeText):
             if low is not None and high is not None and low < high:
                 self.given |= {f"{prefix}low": low, f"{prefix}high": high}
             elif low is not None or high is not None:
-                raise UserError(
-                    f"task.{prefix}low={low}, task.{prefix}high={high}: must be two numbers, the "
-                    "first below the second, or null"
-                )
+                raise UserError(f"""task.{prefix}low={low}, task.{prefix}high={high}: must be two
+                    numbers, the first below the second, or null""")
         known = all(limit in self.given for pair in self.needed.values() for limit in pair)
         self.scale: Mapping[str, float] | None = self.given if known else None
 
@@ -86,10 +84,8 @@ class RewardModelTask(FreeText):
         """
         measures = [score.measures for score in scores if "reward" in score.measures]
         if not measures:
-            raise UserError(
-                f"task.scorer: the reward model returned no finite score for any of "
-                f"{len(scores)} answers; try task.scorer.dtype=float32"
-            )
+            raise UserError(f"""task.scorer: the reward model returned no finite score for any of
+                {len(scores)} answers; try task.scorer.dtype=float32""")
         found: dict[str, float] = {}
         for name, (low, high) in self.needed.items():
             values = [float(mine[name]) for mine in measures]
@@ -104,11 +100,9 @@ class RewardModelTask(FreeText):
         """See `Task.check_scale`; raw rewards are an order, which suffices for one mode alone."""
         if self.scale is None and not (alone and self.mode in ("default", "reverse")):
             limits = [limit for pair in self.needed.values() for limit in pair]
-            raise UserError(
-                f"task={self.name}: the scale of mode {self.mode} is measured by a search on "
-                f"its experts; set task.{', task.'.join(limits)}, or use candidate=run with such "
-                "a search"
-            )
+            raise UserError(f"""task={self.name}: the scale of mode {self.mode} is measured by a
+                search on its experts; set task.{", task.".join(limits)}, or use candidate=run with
+                such a search""")
 
     def apply_scale(self, score: Score) -> Score:
         reward, scale = score.measures.get("reward"), self.scale

@@ -161,6 +161,8 @@ def one_line_errors(name: str | None = "...") -> Iterator[None]:
         if stop is None:
             if isinstance(error, UserError | HydraException | OmegaConfBaseException):
                 exit_with_error(error)
+            if isinstance(error, BrokenPipeError) and _discard_stdout(only_closed=True):
+                sys.exit(1)
             raise
         if error is not stop:
             logging.getLogger(__name__).info("error raised by the interrupt", exc_info=error)

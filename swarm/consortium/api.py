@@ -101,35 +101,28 @@ class MemberRegistry(Roster):
         return self.member(name)
 
 
+ORIGINAL_ARGUMENTS = (
+    *("models", "system_prompt", "confidence_threshold", "max_iterations"),
+    *("minimum_iterations", "arbiter"),
+)
+"""Arguments of llm-consortium's configuration, in its order."""
+
+
 class ConsortiumConfig(ConsortiumSettings):
     """`ConsortiumSettings` with the argument names of llm-consortium, and its keys in `to_dict`.
 
-    Without an arbiter it is the default one of the strategy.
+    Arguments may be given by position, as `ORIGINAL_ARGUMENTS`. Without an arbiter it is the
+    default one of the strategy.
 
     Raises:
         UserError: A value is invalid.
     """
 
-    def __init__(
-        self,
-        models: Mapping[str, int] | Sequence[Any],
-        system_prompt: str | None = None,
-        confidence_threshold: float = 0.8,
-        max_iterations: int = 3,
-        minimum_iterations: int = 1,
-        arbiter: Any = None,
-        **settings: Any,
-    ) -> None:
-        given = {
-            "system": system_prompt,
-            "confidence_threshold": confidence_threshold,
-            "max_iterations": max_iterations,
-            "min_iterations": minimum_iterations,
-            **settings,
-            "members": models,
-            "arbiter": arbiter or None,
-        }
-        found = parse_settings(ConsortiumSettings, given)
+    def __init__(self, *positional: Any, **settings: Any) -> None:
+        given = {**settings, **dict(zip(ORIGINAL_ARGUMENTS, positional, strict=False))}
+        found = parse_settings(
+            ConsortiumSettings, {**given, "arbiter": given.get("arbiter") or None}
+        )
         chosen = found.arbiter or default_arbiter(found.strategy, found.members)
         super().__init__(**{**dict(found), "arbiter": chosen})
 
@@ -318,9 +311,16 @@ def create_consortium(
         named = [parse_member(one, registry.is_known_name, default_count) for one in models]
     judge = arbiter and parse_member(arbiter, registry.is_known_name)
     least = settings.pop("minimum_iterations", min_iterations)
-    threshold = 0.8 if confidence_threshold is None else confidence_threshold
+    if system_prompt is not None:
+        settings["system_prompt"] = system_prompt
+    if confidence_threshold is not None:
+        settings["confidence_threshold"] = confidence_threshold
     config = ConsortiumConfig(
-        named, system_prompt, threshold, max_iterations, least, judge, **settings
+        models=named,
+        max_iterations=max_iterations,
+        min_iterations=least,
+        arbiter=judge or None,
+        **settings,
     )
     check_unused_options({"confidence_threshold": confidence_threshold}, config.strategy)
     made = Orchestrator(config, config_name, registry, raw, log, temperature, max_tokens)

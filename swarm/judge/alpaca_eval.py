@@ -76,7 +76,7 @@ replies (local models), or a verdict at the end of a text.
 
 
 def list_options(action: str) -> list[click.Parameter]:
-    """Return the options of an action; see `swarm.judge.cli.JudgeFormat`."""
+    """Return the options of an action that are not those of all formats."""
     if action == "show":
         return [click.Argument(["folders"], nargs=-1, required=True, metavar="FOLDER...")]
     if action == "judge":

@@ -1,19 +1,25 @@
-"""Command `python -m swarm.judge FORMAT ACTION`: options, models, and the three actions."""
+"""Command `python -m swarm.judge FORMAT ACTION`: options, models, and the three actions.
+
+The module of a format has `ACTIONS`, the help and an example of generate, judge and show;
+`list_options(action)`; `build_answer_job(given)` and `build_judge_job(given)`; and
+`compute_tables(given)`, the results of judgements as JSON and as lines of text.
+"""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from types import SimpleNamespace as Options
-from typing import Any, Protocol, cast
+from typing import Any
 
 import click
 
 from swarm._util.options import CONTEXT, SettingType, run_click
 from swarm._util.settings import Count, Number, Positive, Text
 from swarm.errors import UserError
-from swarm.judge.pipeline import BATCH_SIZE, OutputJob, run_job
+from swarm.judge.pipeline import BATCH_SIZE, run_job
 from swarm.models.base import Model
 from swarm.models.providers import Providers, parse_counted_names
 
@@ -22,7 +28,7 @@ FORMATS = {
     "mt_bench": "questions of two turns, rated or compared (MT-Bench)",
     "flask": "by a rubric for each skill (FLASK)",
 }
-"""Modules of the formats, each a `JudgeFormat`, and their descriptions."""
+"""Modules of the formats, and their descriptions."""
 
 EPILOG = """\b
 python -m swarm.judge mt_bench generate --model moa/lite --output outputs/moa.jsonl
@@ -34,38 +40,12 @@ command resumes an interrupted one.
 """
 
 
-class JudgeFormat(Protocol):
-    """The module of a format.
-
-    Attributes:
-        ACTIONS: Of generate, judge and show, the help and an example of its options.
-    """
-
-    ACTIONS: Mapping[str, tuple[str, str]]
-
-    def list_options(self, action: str) -> list[click.Parameter]:
-        """Return the options of an action that are not those of all formats."""
-        ...
-
-    def build_answer_job(self, given: Options) -> OutputJob:
-        """Return the job of generating a model's answers."""
-        ...
-
-    def build_judge_job(self, given: Options) -> OutputJob:
-        """Return the job of judging answers."""
-        ...
-
-    def compute_tables(self, given: Options) -> tuple[Any, list[str]]:
-        """Return the results of judgements, as JSON and as lines of text."""
-        ...
-
-
 def build_command() -> click.Group:
     """Build the command: a group per format, and in it a command per action."""
     text = "Have models answer questions, and another model judge the answers."
     whole = click.Group("judge", help=text, epilog=EPILOG, context_settings=CONTEXT)
     for name, what in FORMATS.items():
-        form = cast(JudgeFormat, import_module(f"swarm.judge.{name}"))
+        form = import_module(f"swarm.judge.{name}")
         examples = []
         group = click.Group(name, help=f"Judge {what}.")
         for action, (help_text, words) in form.ACTIONS.items():
@@ -179,7 +159,7 @@ def index_options() -> list[click.Option]:
     ]
 
 
-def _run(form: JudgeFormat, action: str, **options: Any) -> int:
+def _run(form: ModuleType, action: str, **options: Any) -> int:
     """Run an action of a format."""
     given = Options(**options)
     if action == "show":

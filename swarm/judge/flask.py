@@ -58,7 +58,7 @@ ACTIONS = {
 
 
 def list_options(action: str) -> list[click.Parameter]:
-    """Return the options of an action; see `swarm.judge.cli.JudgeFormat`."""
+    """Return the options of an action that are not those of all formats."""
     if action == "show":
         text = "As of judge; scores.csv and scores.json are written there."
         return [option("--out", required=True, type=FOLDER, help=text)]

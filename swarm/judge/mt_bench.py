@@ -80,7 +80,7 @@ ACTIONS = {
 
 
 def list_options(action: str) -> list[click.Parameter]:
-    """Return the options of an action; see `swarm.judge.cli.JudgeFormat`."""
+    """Return the options of an action that are not those of all formats."""
     modes = [
         option("--mode", type=click.Choice(list(JUDGING_MODES)), default="single"),
         option("--baseline", metavar="NAME", help="Opponent of all with pairwise-baseline."),

@@ -16,11 +16,11 @@ from swarm._util.files import write_json
 from swarm._util.terminal import WarningCollector, escape_control_chars, is_tty, pluralize, suggest
 from swarm.errors import UserError
 from swarm.moa.turns import ChatTurn, build_conversation, format_answer_cost, turn_to_json
-from swarm.models.base import Request
+from swarm.models.base import Delta, Request
 from swarm.multi_agent.moa import MixtureOfAgents
 from swarm.multi_agent.progress import CallProgress
 from swarm.multi_agent.scheduler import STOPPED, sum_usage
-from swarm.multi_agent.types import AgentAnswer, AnswerDelta, Transcript, format_call
+from swarm.multi_agent.types import AgentAnswer, Transcript, format_call
 
 
 def print_notes(lines: Iterable[str]) -> None:
@@ -128,11 +128,11 @@ class ChatSession:
                 write("\n")
 
         def watch(number: int, event: object) -> None:
-            if not isinstance(event, AnswerDelta):
+            if not isinstance(event, Delta):
                 end_line()
                 progress(number, event)
-            elif streamed and event.delta.text:
-                write(event.delta.text)
+            elif streamed and event.text:
+                write(event.text)
 
         try:
             outcome = self.mixture.run([request], watch, pieces=streamed)[0]
@@ -233,9 +233,8 @@ def run_command(session: ChatSession, line: str) -> None:
     command, _, argument = line.partition(" ")
     argument = argument.strip()
     if command not in COMMANDS:
-        suggestion = suggest(command, COMMANDS)
         raise UserError(
-            f"{command}: no such command; {suggestion}/help lists them, and a "
+            f"{command}: no such command; {suggest(command, COMMANDS)}/help lists them, and a "
             "question that begins with / is written with //"
         )
     if argument and command not in ("/stages", "/save"):

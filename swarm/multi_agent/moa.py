@@ -25,7 +25,6 @@ from swarm.multi_agent.types import (
     AgentAnswer,
     AgentSettings,
     AgentSpec,
-    AnswerDelta,
     Messages,
     OnEvent,
     Transcript,
@@ -401,7 +400,7 @@ class MixtureOfAgents(Collaboration[Transcript]):
         (script,) = self._build_scripts(requests, watch)
         with closing(stream_final_answer(script, watch, self.trace)) as deltas:
             try:
-                return [forward_items(deltas, lambda piece: watch(0, AnswerDelta(piece)))]
+                return [forward_items(deltas, lambda piece: watch(0, piece))]
             except UserError as error:
                 return [error]
 

@@ -1,5 +1,6 @@
 """Presets of mixtures and consortia: yaml files in conf/, and the user's."""
 
+from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeVar
@@ -23,6 +24,11 @@ def is_preset_path(name: str) -> bool:
     return name.endswith((".yaml", ".yml")) or "/" in name
 
 
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return the question whether the most similar of these names is meant; empty if none is."""
+    return "".join(f"did you mean {one}? " for one in get_close_matches(name, list(names), 1))
+
+
 def read_preset_file(kind: str, name: str | Path, settings: type[M]) -> M:
     """Read a preset: one of `preset_names(kind)`, or a yaml file by its path.
 
@@ -33,11 +39,9 @@ def read_preset_file(kind: str, name: str | Path, settings: type[M]) -> M:
     if not is_preset_path(str(name)):
         names = preset_names(kind)
         if name not in names:
-            matches = get_close_matches(str(name), names, 1)
-            suggestion = f"did you mean {matches[0]}? There" if matches else "there"
             raise UserError(
-                f"preset {name!r}: not found; {suggestion} are {', '.join(names)}, "
-                "and your own yaml by its path, as in ./mine.yaml"
+                f"preset {name!r}: not found; {did_you_mean(str(name), names)}allowed: "
+                f"{', '.join(names)}, and your own yaml by its path, as in ./mine.yaml"
             )
         path = conf_folder() / kind / f"{name}.yaml"
     content = read_yaml(path)

@@ -19,7 +19,7 @@ from swarm._util.settings import (
 )
 from swarm._util.terminal import pluralize
 from swarm.errors import UserError
-from swarm.models.base import Completion, Delta, Message, Model
+from swarm.models.base import Completion, Message, Model
 from swarm.models.openai import CHARS_PER_TOKEN
 
 
@@ -151,17 +151,10 @@ class CallStarted(NamedTuple):
     sample: int
 
 
-@dataclass(frozen=True, slots=True)
-class AnswerDelta:
-    """Event: a piece of the final answer."""
-
-    delta: Delta
-
-
 OnEvent = Callable[[int, Any], None]
 """Receives every event of the n-th request, in the thread that runs the collaboration: a
-`CallStarted`, an `AgentAnswer` as soon as it arrives, an `AnswerDelta`. A consortium also emits
-each `Iteration`.
+`CallStarted`, an `AgentAnswer` as soon as it arrives, a `Delta` of the final answer. A consortium
+also emits each `Iteration`.
 """
 
 

@@ -27,7 +27,6 @@ from swarm.multi_agent.consortium.results import Iteration
 from swarm.multi_agent.scheduler import sum_usage
 from swarm.multi_agent.types import (
     AgentAnswer,
-    AnswerDelta,
     CallStarted,
     Transcript,
     answer_label,
@@ -169,7 +168,7 @@ class AnswerCard:
             self.turn.answers.append(event)
             if event.name in self._waiting:
                 self._waiting.remove(event.name)
-        elif isinstance(event, AnswerDelta):
+        elif isinstance(event, Delta):
             self._add_delta(event.delta)
         elif isinstance(event, Iteration):
             self._notes.append(format_event(model, event))

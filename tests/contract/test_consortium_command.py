@@ -12,6 +12,7 @@ import consortium_members
 import pytest
 import searches
 from click.testing import CliRunner, Result
+from consortium_members import BLUE, DEAD, GREEN, JUDGE, RANKER
 from endpoints import Asked, Reply, chat, endpoint
 
 from swarm.consortium import create_consortium, install_alias
@@ -19,8 +20,6 @@ from swarm.consortium.cli import COMMANDS, consortium
 from swarm.multi_agent.consortium.settings import STRATEGIES
 from swarm.multi_agent.consortium.store import ConsortiumStore, RunLog
 
-BLUE, GREEN, DEAD = (f"function/consortium_members:{name}" for name in ("blue", "green", "dead"))
-JUDGE, RANKER = "function/consortium_members:judge", "function/consortium_members:ranker"
 TWO = ("-m", BLUE, "-m", GREEN, "--arbiter", JUDGE)
 ONCE = (*TWO, "--max-iterations", "1")
 

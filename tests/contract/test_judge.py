@@ -20,68 +20,47 @@ from swarm.scorers.llm_judge import LLMJudge, format_prompt
 EIGHT = """\
 8
 8/10
-**8/10**
 Rating: 8
-rating is 8.0
 **Rating:** 8
 __8__ / __10__
-{"rating": 8}
 {"rating": "8", "reason": "3 typos"}
 ```json|{"score": 8.0}|```
 I would rate this answer 8 out of 10.
 Rating (1-10): 8
-Score = 8 (out of 10)
 Rating: 8/10||It has 2 or 3 small errors.
 8||The text lists 5 steps and 12 tips.
 ８／１０
 I rate it 8/10, for it is better than most, which get a 5.
-Overall: 8 of 10
-Rating: 8/10. Rating: 8
 Rating|8
-1. Clear.|2. Correct.|Rating: 8/10
 ٨/10
 Rating of 8 because 90% is right
-My score, out of 10, is 8.
 **Score (max 10):** 8
-Score (/10): 8
 With its 3 errors it is an 8 out of 10.
 Rating (from 1 to 10): 8, for it has 3 examples."""
 
 NONE = """\
 
-no rating
-I'd give it an 8
 It is a solid 8, I think.
 On a scale of 1 to 10, I rate it 8.
-eight
 0
 11/10
-Rating: 85/100
 4/5
 80%
-Rating: -3
 7-8/10
-Rating: 7-8
 between 7 or 8
 8/10, no, 7/10
 Rating: 8|Rating: 3
 Rating: 1,000
 8/10/2024
-1. Clear.|2. Correct.
 Rating: N/10
 1-10
-8 9
-NaN/10
 1e1
-Rating: 3/5
 8.123
-99999999999
 \0
 ½
 I give credit for the 3 examples. Overall, good.
 8½/10
 I would score it, with 10 being perfect, rather low.
-Rating: 85/100.0
 8/10.5
 Score (out of 10): none"""
 

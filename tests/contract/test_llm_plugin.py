@@ -12,6 +12,7 @@ import llm
 import pytest
 import sqlite_utils
 from click.testing import CliRunner, Result
+from consortium_members import BLUE, DEAD, GREEN, JUDGE
 from llm.cli import cli
 from llm.migrations import migrate
 from llm.parts import ToolCallPart, ToolResultPart
@@ -21,9 +22,6 @@ from swarm._util.settings import parse_settings
 from swarm.consortium import plugin
 from swarm.multi_agent.consortium.settings import ConsortiumSettings
 from swarm.multi_agent.consortium.store import ConsortiumStore, RunLog
-
-BLUE, GREEN, DEAD = (f"function/consortium_members:{name}" for name in ("blue", "green", "dead"))
-JUDGE = "function/consortium_members:judge"
 
 
 def council(*members: str, **settings: Any) -> ConsortiumSettings:

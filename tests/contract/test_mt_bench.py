@@ -22,17 +22,12 @@ from swarm.judge.mt_bench import build_comparison_prompt, build_grade_prompt, re
 SEVEN = """\
 [[7]]
 Good.¶¶**Grade: [[7]]**
-[[7.0]]
 [[7/10]]
 [[7]]/10
 [[rating: 7]]
-[[ 7 ]]
 [[N]] is wanted. [[7]]
-[[7]] ... so, [[7]]
 [7]
 Rating: 7/10
-7 out of 10
-Rating: [7]
 ［［7］］
 [[ **7** ]]
 [[7]
@@ -42,44 +37,34 @@ NO_GRADE = """\
 
 [[N]]
 [[0]]
-[[11]]
 [[85]]
-[[-3]]
 [[seven]]
 [[7-8]]
 [[A]]
 It wants [[10]], I say [[2]].
-[[10]]¶[[2]]
 A good answer.
 [[1e1]]
 [[]]
 Rating: 4/5
 Grade: [[1
-The answer is 10.
 The answer to question 1: good."""
 PICK_A = """\
 [[A]]
-[[a]]
 So: **[[A]]**
 [[Answer A]]
-[[assistant_a]]
 [A]
 A
-**A**
 Verdict: A
-My verdict is: A.
 Winner: Assistant A
 The better answer is A.
 B says [[B]] should win.¶Final verdict: [[A]]"""
 NO_PICK = """\
 
 [[A]] or [[B]]
-[[A]]¶[[B]]
 [[A|B|C]]
 [[7]]
 A is not worse than B.
 Verdict: A good answer
-[[AB]]
 Verdict: A¶Verdict: B
 see [a](http://b)
 [[D]]"""

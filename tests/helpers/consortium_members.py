@@ -9,6 +9,11 @@ from swarm.models.base import Message
 heard: list[tuple[str, str]] = []
 """Who was asked what, as one text."""
 
+BLUE, GREEN, DEAD, JUDGE, RANKER, SLOW = (
+    f"function/consortium_members:{name}"
+    for name in ("blue", "green", "dead", "judge", "ranker", "slow")
+)
+
 
 def _hears(name: str, prompt: str | Sequence[Message]) -> str:
     text = prompt if isinstance(prompt, str) else "\n".join(f"{r}: {c}" for r, c in prompt)

@@ -14,14 +14,13 @@ from typing import Any
 import consortium_members
 import pytest
 import searches
+from consortium_members import BLUE, GREEN, JUDGE
 from endpoints import Reply, chat, endpoint
 
 from swarm._util.settings import parse_settings
 from swarm.multi_agent.consortium.settings import ConsortiumSettings
 from swarm.multi_agent.consortium.store import ConsortiumStore, RunLog
 
-BLUE, GREEN = (f"function/consortium_members:{name}" for name in ("blue", "green"))
-JUDGE = "function/consortium_members:judge"
 COUNCIL = parse_settings(
     ConsortiumSettings, {"members": [BLUE, GREEN], "arbiter": JUDGE, "max_iterations": 1}
 )

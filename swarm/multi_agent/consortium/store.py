@@ -8,7 +8,6 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from swarm._util.settings import parse_settings
 from swarm.errors import UserError
 from swarm.models.cache import LOCK_TIMEOUT_S, retry_while_locked
 from swarm.multi_agent.consortium.settings import ConsortiumSettings, read_preset
-from swarm.multi_agent.presets import is_preset_path, preset_names
+from swarm.multi_agent.presets import did_you_mean, is_preset_path, preset_names
 
 DATABASE_FILE = "consortium.db"
 CREATE_TABLES = (
@@ -151,10 +150,8 @@ class ConsortiumStore(ConsortiumDatabase):
 
     def _unknown_message(self, name: str) -> str:
         names = self.list_names()
-        matches = get_close_matches(str(name), names, 1)
-        suggestion = f"did you mean {matches[0]}? There" if matches else "there"
-        others = f"{suggestion} are {', '.join(names)}" if names else "none is saved"
-        return f"{name}: no consortium of this name is saved; {others}"
+        others = f"{did_you_mean(name, names)}allowed: {', '.join(names)}"
+        return f"{name}: no consortium of this name is saved; {others if names else 'none is'}"
 
 
 def load_config(name: str) -> ConsortiumSettings:
@@ -171,12 +168,10 @@ def load_config(name: str) -> ConsortiumSettings:
         return store.get(name)
     if name in presets:
         return read_preset(name)
-    matches = get_close_matches(name, [*saved, *presets], 1)
-    suggestion = f"did you mean {matches[0]}? Saved" if matches else "saved"
     raise UserError(
-        f"consortium {name!r}: not found; {suggestion} are {', '.join(saved) or 'none'}"
-        f", presets are {', '.join(presets)}, and a yaml file is given by its path, as in "
-        "./mine.yaml"
+        f"consortium {name!r}: not found; {did_you_mean(name, [*saved, *presets])}saved are "
+        f"{', '.join(saved) or 'none'}, presets are {', '.join(presets)}, and a yaml file is given "
+        "by its path, as in ./mine.yaml"
     )
 
 

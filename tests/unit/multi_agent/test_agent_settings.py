@@ -230,6 +230,6 @@ def test_a_wrong_preset_is_named(tmp_path: Path) -> None:
         path.write_text(text)
         told = refused(moa.read_preset, str(path))
         assert told.startswith(f"preset {path}") and message in told
-    assert "did you mean paper? There are lite, " in refused(moa.read_preset, "paper2")
+    assert "did you mean paper? allowed: lite, " in refused(moa.read_preset, "paper2")
     assert "did you mean classic" in refused(settings.read_preset, "clasic")
     assert "none.yaml cannot be read: " in refused(moa.read_preset, tmp_path / "none.yaml")

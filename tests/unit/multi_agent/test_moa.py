@@ -23,7 +23,6 @@ from swarm.multi_agent.moa import (
 from swarm.multi_agent.types import (
     AgentAnswer,
     AgentSpec,
-    AnswerDelta,
     CallStarted,
     find_unused_code,
 )
@@ -308,7 +307,7 @@ def test_all_is_told_as_it_happens() -> None:
     asked = [CallStarted(name, "proposer", 1, 0) for name in "ab"]
     asked.append(CallStarted("z", "aggregator", 2, 0))
     assert [event for event in events if isinstance(event, CallStarted)] == asked
-    end = [asked[2], AnswerDelta(Delta("x")), AnswerDelta(Delta("y")), found.layers[1][0]]
+    end = [asked[2], Delta("x"), Delta("y"), found.layers[1][0]]
     assert events[:2] == asked[:2] and events[4:] == end
     came = [event for event in events if isinstance(event, AgentAnswer)]
     assert sorted(came, key=lambda one: (one.layer, one.name)) == found.answers

@@ -48,11 +48,9 @@ def test_the_form_is_read_whole() -> None:
 VERDICTS: list[tuple[str, str, float | None]] = [
     # Thoughts are none of it.
     ("<think>\n[S]draft[/S]\n</think>\n[S]real[/S]", "real", None),
-    ("<thinking>[C]0.1[/C]</thinking>[S]a[/S]", "a", None),
     ("hm [S]draft[/S]\n</think>\n\n[S]real[/S]", "real", None),
     # The last one that is whole.
     ("[S]one[/S]\nBetter:\n[S]two[/S]", "two", None),
-    ("[S]draft[/S] hm, rather: [S]final[/S]", "final", None),
     ("[S]\ndraft\n\n[S]\nfinal\n[/S]", "final", None),
     ("[S]real[/S]\n[S][/S]", "real", None),
     ("[C]0.2[/C]\n[S]a[/S]\n[C]0.7[/C]", "a", 0.7),
@@ -61,7 +59,6 @@ VERDICTS: list[tuple[str, str, float | None]] = [
     ("[S]Say `[S]x[/S]` so[/S]\n[C]1[/C]", "Say `[S]x[/S]` so", 1.0),
     ("[S]\nEnd with [/S] as shown\nand stop\n[/S]", "End with [/S] as shown\nand stop", None),
     ("[S]A [C]0.1[/C][/S][C]0.8[/C]", "A [C]0.1[/C]", 0.8),
-    ("[S]a <analysis>b[/S]\n<analysis>c</analysis>", "a <analysis>b", None),
     # Case, wrappers, ends that are missing.
     ("<SYNTHESIS>x</Synthesis><Confidence> 0.5 </CONFIDENCE>", "x", 0.5),
     ("```xml\n<synthesis_output>\n[S]A[/S]\n</synthesis_output>\n```", "A", None),
@@ -177,7 +174,6 @@ SURE = "Confidence: 95% of it is mine.\nSo it is."
 ANSWERS: dict[str, tuple[str, float | None]] = {
     "Paris\nConfidence: 0.8": ("Paris", 0.8),
     "Paris\n\n**Confidence:** 85%": ("Paris", 0.85),
-    "Paris\n**Confidence: 0.9**": ("Paris", 0.9),
     "Paris\n(Confidence: 9/10)": ("Paris", 0.9),
     "Paris\nConfidence level = 0.9 (fairly sure)": ("Paris", 0.9),
     "It is Paris. Confidence: 0.9": ("It is Paris.", 0.9),

@@ -169,7 +169,7 @@ class AnswerCard:
             if event.name in self._waiting:
                 self._waiting.remove(event.name)
         elif isinstance(event, Delta):
-            self._add_delta(event.delta)
+            self._add_delta(event)
         elif isinstance(event, Iteration):
             self._notes.append(format_event(model, event))
 

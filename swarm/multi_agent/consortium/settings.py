@@ -7,7 +7,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import AliasChoices, BeforeValidator, Field, field_validator, model_validator
+from pydantic import (
+    AliasChoices,
+    BeforeValidator,
+    Field,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from swarm._util.settings import (
     Count,
@@ -72,10 +79,14 @@ class MemberSpec(AgentSettings):
         """The model, and how many answers it gives if these are several."""
         return self.model if self.count == 1 else f"{self.model} x {self.count}"
 
+    @model_serializer(mode="wrap")
+    def _omit_unset(self, dump: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+        return {key: value for key, value in dump(self).items() if value is not None}
+
     @property
     def own_settings(self) -> dict[str, Any]:
         """The settings that are set, without model and count."""
-        return self.model_dump(exclude={"model", "count"}, exclude_none=True)
+        return self.model_dump(exclude={"model", "count"})
 
     def __str__(self) -> str:
         settings = ", ".join(f"{key} {value!r}" for key, value in self.own_settings.items())
@@ -85,12 +96,8 @@ class MemberSpec(AgentSettings):
 MEMBER_OPTIONS = tuple(key for key in MemberSpec.model_fields if key not in ("model", "count"))
 
 
-def _is_never_known(name: str) -> bool:
-    return False
-
-
 def parse_member(
-    spec: str, known: Callable[[str], bool] = _is_never_known, count: int = 1
+    spec: str, known: Callable[[str], bool] = lambda name: False, count: int = 1
 ) -> MemberSpec:
     """Parse a member: `NAME[:count][,key=value...]`; see `read_member`.
 
@@ -102,7 +109,7 @@ def parse_member(
 
 
 def read_member(
-    spec: str, known: Callable[[str], bool] = _is_never_known, count: int = 1
+    spec: str, known: Callable[[str], bool] = lambda name: False, count: int = 1
 ) -> dict[str, Any]:
     """Return the settings in a member's text.
 
@@ -208,21 +215,17 @@ class ConsortiumSettings(ConsortiumOptions):
 
     @model_validator(mode="before")
     @classmethod
-    def _merge_judging_method(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping) or "judging_method" not in given:
+    def _read_original(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
             return given
         found = dict(given)
-        method = found.pop("judging_method")
-        if found.get("strategy") in (None, "default"):
-            found["strategy"] = method
+        if "judging_method" in found and found.get("strategy") in (None, "default"):
+            found["strategy"] = found["judging_method"]
+        found.pop("judging_method", None)
+        for key in ("members", "models"):
+            if isinstance(found.get(key), Mapping):
+                found[key] = [{"model": name, "count": n} for name, n in found[key].items()]
         return found
-
-    @field_validator("members", mode="before")
-    @classmethod
-    def _read_counts(cls, given: Any) -> Any:
-        if isinstance(given, Mapping):
-            return [{"model": name, "count": count} for name, count in given.items()]
-        return given
 
     @field_validator("members")
     @classmethod
@@ -247,12 +250,7 @@ class ConsortiumSettings(ConsortiumOptions):
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to JSON, without the unset settings of each model."""
-        found = self.model_dump(mode="json")
-        found["members"] = [one.model_dump(exclude_none=True) for one in self.members]
-        for key in ("arbiter", "fallback"):
-            agent = getattr(self, key)
-            found[key] = agent and agent.model_dump(exclude_none=True)
-        return found
+        return self.model_dump(mode="json")
 
     def __str__(self) -> str:
         names = ", ".join(one.name for one in self.members)

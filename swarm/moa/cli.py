@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import click
+from click.core import ParameterSource
 
 from swarm._util.files import conf_folder
 from swarm._util.options import CONTEXT, SettingType, location_options, settings_options
@@ -117,6 +118,11 @@ def moa(ctx: click.Context, question: str | None, **options: Any) -> int:
     if options["as_json"] and options["no_stream"]:
         raise UserError("--no-stream has no effect with --json; leave it out", 2)
     asked = _read_question(question, options)
+    sources = map(ctx.get_parameter_source, ctx.params)
+    if asked == "" and ParameterSource.COMMANDLINE not in sources:
+        raise click.exceptions.NoArgsIsHelpError(ctx)
+    if asked == "":
+        raise UserError('the question is empty; give one, as in python -m swarm.moa "Why?"', 2)
     settings, origin = build_settings(options)
     request: dict[str, Any] = {"temperature": TEMPERATURE, "max_tokens": MAX_TOKENS}
     request |= _given(options, ("temperature", "max_tokens", "system", "seed"))
@@ -163,16 +169,12 @@ def _is_local(model: str) -> bool:
 
 
 def _read_question(question: str | None, options: Mapping[str, Any]) -> str | None:
-    """Return the single question; `None` for a chat."""
+    """Return the single question, which may be empty; `None` for a chat."""
     if question == "-" or (question is None and not is_tty(sys.stdin)):
         question = sys.stdin.read() if sys.stdin else ""
-    if question is None:
-        return None
-    if not question.strip():
-        raise UserError('the question is empty; give one, as in python -m swarm.moa "Why?"', 2)
-    if options["multi_turn"] is not None:
+    if question is not None and options["multi_turn"] is not None:
         raise UserError("--multi-turn has no effect with a single question, only in a chat", 2)
-    return question.strip()
+    return question and question.strip()
 
 
 def build_settings(options: Mapping[str, Any]) -> tuple[MixtureSettings, str]:

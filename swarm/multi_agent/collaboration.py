@@ -42,7 +42,7 @@ class Collaboration(Model, ABC, Generic[S]):
         options: Settings, among them `context` and `seed`.
     """
 
-    trace: Trace | None
+    trace: Trace | None = None
     options: Any
 
     @property

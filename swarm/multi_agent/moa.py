@@ -17,7 +17,6 @@ from swarm._util.settings import Count, Positive, Settings, Text, parse_settings
 from swarm._util.threads import forward_items
 from swarm.errors import UserError
 from swarm.models.base import Completion, Model, Request, Stream
-from swarm.models.trace import Trace
 from swarm.multi_agent.collaboration import Collaboration, RequestContext, failure_reasons
 from swarm.multi_agent.presets import read_preset_file
 from swarm.multi_agent.scheduler import AgentCall, Script, stream_final_answer
@@ -327,7 +326,6 @@ class MixtureOfAgents(Collaboration[Transcript]):
         proposers: Agents of every layer but the last.
         aggregator: Agent of the last layer.
         fallback: Agent called if the aggregator fails; `None`: that is an error.
-        trace: Trace of every call; `None` records none.
         **options: See `MixtureOptions`. "rank" returns the chosen answer verbatim; "sequential" is
             Self-MoA-Seq (arXiv 2502.00674) for many samples in two layers. A quorum counts samples,
             without empty answers; with 0 the next layer gets the conversation alone if all fail.
@@ -345,12 +343,10 @@ class MixtureOfAgents(Collaboration[Transcript]):
         proposers: Sequence[AgentSpec],
         aggregator: AgentSpec,
         fallback: AgentSpec | None = None,
-        trace: Trace | None = None,
         **options: Any,
     ) -> None:
         self.proposers, self.aggregator, self.fallback = tuple(proposers), aggregator, fallback
         self.options = parse_settings(MixtureOptions, options)
-        self.trace = trace
         layers, quorum = self.options.layers, self.options.quorum
         for slot in (aggregator, fallback):
             if slot is not None and slot.count != 1:
@@ -423,7 +419,6 @@ def build_mixture(
     settings: MixtureSettings | Mapping[str, Any],
     model_of: Callable[[str], Model],
     model: str | None = None,
-    trace: Trace | None = None,
 ) -> MixtureOfAgents:
     """Build the mixture of agents of a preset.
 
@@ -432,7 +427,6 @@ def build_mixture(
         model_of: Returns the model of a name; equal names must give the same instance, so that it
             is called once per layer.
         model: Model name for agents without one (`model: null`).
-        trace: Trace of the calls.
 
     Raises:
         UserError: A value is invalid, or a model is missing or unknown.
@@ -452,6 +446,5 @@ def build_mixture(
         [build_agent(one) for one in settings.proposers],
         build_agent(settings.aggregator),
         build_agent(settings.fallback) if settings.fallback else None,
-        trace,
         **{key: getattr(settings, key) for key in MixtureOptions.model_fields},
     )

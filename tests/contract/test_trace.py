@@ -33,7 +33,8 @@ def calls(path: Path) -> list[str]:
 def test_one_line_a_call(tmp_path: Path) -> None:
     trace = Trace(tmp_path / "new" / "trace.jsonl", {"preset": "mine", "version": "1"})
     slots = [slot("a", count=2, temperature=0.5), slot("b", DEAD)]
-    mixture = MixtureOfAgents(slots, slot("z"), trace=trace)
+    mixture = MixtureOfAgents(slots, slot("z"))
+    mixture.trace = trace
     mixture.generate([Request((Message("user", "why?\u2028\ud800"),), 9, stop=("x",))])
     header, *lines = records(trace.path)
     assert header["about"] == {"preset": "mine", "version": "1"}
@@ -62,11 +63,12 @@ def test_one_line_a_call(tmp_path: Path) -> None:
 def test_a_streamed_answer_is_in_the_trace(tmp_path: Path) -> None:
     trace = Trace(tmp_path / "t")
     for streamer in (Streamer("z", "one ", "two"), Streamer("z", "one ", DEAD)):
-        mixture = MixtureOfAgents([slot("a")], AgentSpec(streamer, "z"), trace=trace)
+        mixture = MixtureOfAgents([slot("a")], AgentSpec(streamer, "z"))
+        mixture.trace = trace
         mixture.run([Request("why?")], lambda number, event: None)
-    pieces = MixtureOfAgents(
-        [slot("a")], AgentSpec(Streamer("z", "x", "y"), "z"), trace=trace
-    ).stream(Request("why?"))
+    mixture = MixtureOfAgents([slot("a")], AgentSpec(Streamer("z", "x", "y"), "z"))
+    mixture.trace = trace
+    pieces = mixture.stream(Request("why?"))
     assert next(pieces) == Delta("x")
     pieces.close()
     mine = [one for one in records(trace.path) if one.get("call", {}).get("name") == "z"]
@@ -87,7 +89,8 @@ def test_no_key_reaches_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             AgentSpec(OpenAI(name, server.url, "MY_KEY", limits=Limits(retries=0)), name)
             for name in ("a", "dead")
         ]
-        mixture = MixtureOfAgents(slots, slots[0], trace=Trace(tmp_path / "t", {"who": "a"}))
+        mixture = MixtureOfAgents(slots, slots[0])
+        mixture.trace = Trace(tmp_path / "t", {"who": "a"})
         mixture.generate([Request("why?")])
         assert server.asked[0].headers["Authorization"] == f"Bearer {KEY}"
     text = (tmp_path / "t").read_text()

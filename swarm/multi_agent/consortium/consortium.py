@@ -15,7 +15,6 @@ from swarm._util.settings import parse_settings
 from swarm._util.terminal import pluralize
 from swarm.errors import UserError
 from swarm.models.base import Completion, Delta, Model, Request, Stream, sum_usage, truncate_at_stop
-from swarm.models.trace import Trace
 from swarm.multi_agent.collaboration import Collaboration, map_events, stream_events
 from swarm.multi_agent.consortium.prompts import (
     MEMBER_PROMPT,
@@ -231,7 +230,6 @@ class Consortium(Collaboration[ConsortiumTranscript]):
             has a role. "peer-review": members review each other's answers, then the arbiter judges.
         fallback: Agent that judges if the arbiter cannot be reached; `None`: the most confident
             member's answer is used.
-        trace: Trace of every call; `None` records none.
         **options: See `ConsortiumOptions`. The default system prompt requests a confidence. What
             exceeds the budget is not started. Roles are names of
             `swarm.multi_agent.consortium.prompts.ROLES` or texts; `None` is all of those.
@@ -250,12 +248,10 @@ class Consortium(Collaboration[ConsortiumTranscript]):
         arbiter: AgentSpec | None,
         strategy: str = "default",
         fallback: AgentSpec | None = None,
-        trace: Trace | None = None,
         **options: Any,
     ) -> None:
         self.proposers, self.arbiter, self.fallback = tuple(members), arbiter, fallback
         self.options = parse_settings(ConsortiumOptions, {**options, "strategy": strategy})
-        self.trace = trace
         self.participants = self._build_participants()
         self._check_agents()
 
@@ -371,15 +367,12 @@ def role_prompt(role: str) -> str:
     return ROLES.get(role.strip().lower(), role)
 
 
-def build_consortium(
-    settings: ConsortiumSettings, model_of: Callable[[str], Model], trace: Trace | None = None
-) -> Consortium:
+def build_consortium(settings: ConsortiumSettings, model_of: Callable[[str], Model]) -> Consortium:
     """Build the consortium of a configuration.
 
     Args:
         settings: The settings.
         model_of: Returns the model of a name; called once per name.
-        trace: Trace of the calls.
 
     Raises:
         UserError: A value is invalid, or `model_of` has no such model.
@@ -405,7 +398,6 @@ def build_consortium(
         [build_agent(one) for one in settings.members],
         build_agent(settings.arbiter) if settings.arbiter else None,
         fallback=build_agent(settings.fallback) if settings.fallback else None,
-        trace=trace,
         **{**options, "roles": roles},
     )
 

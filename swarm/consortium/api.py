@@ -12,9 +12,8 @@ from typing import Any
 from swarm._util.settings import parse_settings
 from swarm._util.threads import Cancelled, run_in_thread
 from swarm.errors import UserError
-from swarm.models.base import Message, Model, Request
+from swarm.models.base import Message, Request
 from swarm.models.llm import LLM
-from swarm.models.providers import Providers
 from swarm.multi_agent.consortium.consortium import build_consortium, result_to_json
 from swarm.multi_agent.consortium.results import Iteration
 from swarm.multi_agent.consortium.settings import (
@@ -80,25 +79,6 @@ def check_unused_options(given: Mapping[str, Any], strategy: str, flag: str = "-
         log.warning(
             "confidence_threshold has no effect with strategy %s, which reports none", strategy
         )
-
-
-class MemberRegistry(Roster):
-    """A registry that resolves every name like that of a member; see `Roster.member`.
-
-    Unlike a `Roster` it has no cache unless one is given, as users of llm expect.
-    """
-
-    def __init__(self, providers: Providers | None = None, **more: Any) -> None:
-        super().__init__(providers, **{"cache": None, **more})
-
-    @property
-    def uses_local(self) -> bool:
-        """True if a local model was resolved, whose weights the first question loads."""
-        return any(name.startswith("local/") for name in self._models)
-
-    def model(self, name: str) -> Model:
-        """See `Roster.member`."""
-        return self.member(name)
 
 
 ORIGINAL_ARGUMENTS = (
@@ -169,7 +149,7 @@ class Orchestrator:
         self,
         config: ConsortiumSettings,
         config_name: str | None = None,
-        members: MemberRegistry | None = None,
+        members: Roster | None = None,
         raw: bool = False,
         log: bool = False,
         temperature: float | None = None,
@@ -179,7 +159,7 @@ class Orchestrator:
         self.config, self.config_name, self.raw, self.log = config, config_name, raw, log
         limits = {"temperature": temperature, "max_new_tokens": max_tokens}
         self.request_fields = {**limits, **request_fields}
-        self.consortium = build_consortium(config, (members or MemberRegistry()).model)
+        self.consortium = build_consortium(config, (members or Roster(cache=None)).member)
 
     def orchestrate(
         self, prompt: str | Sequence[Message], watch: OnEvent = ignore_event
@@ -275,7 +255,7 @@ def create_consortium(
     log: bool = False,
     temperature: float | None = None,
     max_tokens: int | None = None,
-    members: MemberRegistry | None = None,
+    members: Roster | None = None,
     config_name: str | None = None,
     **settings: Any,
 ) -> Orchestrator:
@@ -294,14 +274,14 @@ def create_consortium(
         temperature: Default temperature of calls; `None` leaves it to each model.
         max_tokens: Default maximum number of new tokens of an answer; `None` sends no limit to an
             endpoint.
-        members: Registry of models; `None`: `MemberRegistry()`.
+        members: Registry of models; `None`: one without a cache, as users of llm expect.
         config_name: Name of the consortium in recorded runs.
         **settings: Others of `ConsortiumOptions`, such as `strategy` or `quorum`.
 
     Raises:
         UserError: A value is invalid, or a model, a package or a key is missing.
     """
-    registry = members or MemberRegistry()
+    registry = members or Roster(cache=None)
     if isinstance(models, str) or not models:
         raise UserError(
             f"models={models!r}: must be a list of at least one name, or a mapping to counts"

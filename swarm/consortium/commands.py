@@ -26,7 +26,6 @@ from swarm._util.terminal import (
     pluralize,
 )
 from swarm.consortium.api import (
-    MemberRegistry,
     Orchestrator,
     QuestionInterrupted,
     check_unused_options,
@@ -48,6 +47,7 @@ from swarm.multi_agent.consortium.settings import (
 from swarm.multi_agent.consortium.store import ConsortiumStore, RunLog, load_config
 from swarm.multi_agent.presets import preset_names
 from swarm.multi_agent.progress import CallProgress
+from swarm.registry.registry import Roster
 
 STRATEGIES = {
     "default": "the arbiter synthesizes the answers and reports its confidence",
@@ -130,7 +130,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Show JSON.")
 
 
 def resolve_config(
-    options: Mapping[str, Any], members: MemberRegistry, of_each: Sequence[str]
+    options: Mapping[str, Any], members: Roster, of_each: Sequence[str]
 ) -> tuple[ConsortiumSettings, str | None]:
     """Return the settings of the options, and the name of the consortium that they change.
 
@@ -249,7 +249,7 @@ def run(ctx: click.Context, prompt: str | None, **options: Any) -> None:
         raise UserError(f"--output {output}: cannot be written; choose another path")
     local = {key: options[key] for key in ("base", "pool", "device") if options[key]}
     providers = Providers.load(options["providers"]) if options["providers"] else None
-    members = MemberRegistry(providers, **local)
+    members = Roster(providers, cache=None, **local)
     config, name = resolve_config(options, members, ("timeout",))
     recorded = not options["no_log"]
     request = {key: options[key] for key in ("temperature", "max_tokens", "seed")}
@@ -263,7 +263,7 @@ def run(ctx: click.Context, prompt: str | None, **options: Any) -> None:
         print_lines([consortium.plan_calls().words])
         return
     consortium.check()
-    if members.uses_local and not quiet:
+    if not quiet and any(one.model.startswith("local/") for one in config.agents):
         print_lines(["local models are loaded at the first request"], err=True)
     if options["trace"]:
         consortium.trace = Trace(options["trace"], {"consortium": config.to_dict()})
@@ -367,10 +367,10 @@ def save(name: str, **options: Any) -> None:
         found = llm.get_model_aliases().get(name)
         if found is not None and not type(found).__module__.startswith("swarm.consortium."):
             raise UserError(f"{name}: llm already has a model of this name; choose another one")
-    store, members = ConsortiumStore(), MemberRegistry()
+    store, members = ConsortiumStore(), Roster(cache=None)
     config, _ = resolve_config(options, members, ("temperature", "max_tokens", "timeout"))
     _check_no_cycle(name, config, store)
-    build_consortium(config, members.model)
+    build_consortium(config, members.member)
     verb = "replaced" if store.save(name, config) else "saved"
     print_lines([f"warning: {one}" for one in list_doubts(config)], err=True)
     click.echo(f"{verb} {name}: use it as llm -m {name}, or as the model consortium/{name}")

@@ -16,7 +16,7 @@ from sqlite_utils import Database
 from swarm._util.settings import Number, Positive, PositiveNumber, field_types
 from swarm._util.terminal import WarningCollector
 from swarm._util.threads import run_in_thread
-from swarm.consortium.api import MemberRegistry, Orchestrator, check_unused_options
+from swarm.consortium.api import Orchestrator, check_unused_options
 from swarm.errors import UserError
 from swarm.models.base import Message
 from swarm.models.cache import LOCK_TIMEOUT_S, retry_while_locked
@@ -24,6 +24,7 @@ from swarm.multi_agent.collaboration import map_events, stream_events
 from swarm.multi_agent.consortium.consortium import format_event
 from swarm.multi_agent.consortium.settings import ConsortiumOptions, ConsortiumSettings
 from swarm.multi_agent.types import OnEvent
+from swarm.registry.registry import Roster
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +65,9 @@ class _SavedConsortium:
         self.model_id, self.config = name, config
 
     @cached_property
-    def _member_registry(self) -> MemberRegistry:
+    def _member_registry(self) -> Roster:
         """Cached, so that a conversation loads the weights of local models once."""
-        return MemberRegistry()
+        return Roster(cache=None)
 
     def __str__(self) -> str:
         return f"Consortium: {self.model_id}"

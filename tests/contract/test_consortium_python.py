@@ -18,7 +18,6 @@ from small_consortia import config
 
 from swarm._util.settings import parse_settings
 from swarm.consortium import create_consortium
-from swarm.consortium.api import MemberRegistry
 from swarm.errors import UserError
 from swarm.models.base import Message, Request
 from swarm.models.function import FunctionModel
@@ -227,25 +226,25 @@ def test_a_name_alone_is_llms_model_then_a_saved_one_then_the_rosters(
     ConsortiumStore().save("mine", config(members=["talker"], arbiter="talker", max_iterations=1))
     ConsortiumStore().save("talker", config())
     monkeypatch.setenv("OPENAI_API_KEY", fake_models.KEY)
-    members = MemberRegistry()
-    assert isinstance(members.model("talker"), LLM) and isinstance(members.model("x:8"), LLM)
-    assert isinstance(members.model("llm/talker"), LLM)
-    assert isinstance(members.model("openai/gpt-4o"), OpenAI)
-    assert isinstance(members.model("some-model"), OpenAI)
-    assert isinstance(members.model(VOICE), FunctionModel)
-    assert isinstance(members.model("mine"), Consortium)
-    assert members.model("mine") is members.model("consortium/mine") is members.model("llm/mine")
+    members = Roster(cache=None)
+    assert isinstance(members.member("talker"), LLM) and isinstance(members.member("x:8"), LLM)
+    assert isinstance(members.member("llm/talker"), LLM)
+    assert isinstance(members.member("openai/gpt-4o"), OpenAI)
+    assert isinstance(members.member("some-model"), OpenAI)
+    assert isinstance(members.member(VOICE), FunctionModel)
+    assert isinstance(members.member("mine"), Consortium)
+    assert members.member("mine") is members.member("consortium/mine") is members.member("llm/mine")
     assert all(map(members.is_known_name, ("x:8", "llm/x:8", "mine")))
     assert not members.is_known_name("y:8")
     assert isinstance(Roster().model("talker"), OpenAI)
     anywhere = Roster(cache=None).model("consortium/mine")
     assert isinstance(anywhere, Consortium) and isinstance(anywhere.members[0], LLM)
-    (answer,) = members.model("mine").generate([Request("hi", max_new_tokens=9)])
+    (answer,) = members.member("mine").generate([Request("hi", max_new_tokens=9)])
     assert answer.text and talker.asked
 
 
 def test_without_llm_its_models_are_the_rosters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llm", None)
     monkeypatch.setenv("OPENAI_API_KEY", fake_models.KEY)
-    assert isinstance(MemberRegistry().model("gpt-4o"), OpenAI)
-    assert not MemberRegistry().is_known_name("gpt-4o")
+    assert isinstance(Roster(cache=None).member("gpt-4o"), OpenAI)
+    assert not Roster(cache=None).is_known_name("gpt-4o")

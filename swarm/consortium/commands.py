@@ -248,8 +248,7 @@ def run(ctx: click.Context, prompt: str | None, **options: Any) -> None:
     if output and (output.is_dir() or not os.access(output.absolute().parent, os.W_OK)):
         raise UserError(f"--output {output}: cannot be written; choose another path")
     local = {key: options[key] for key in ("base", "pool", "device") if options[key]}
-    providers = Providers.load(options["providers"]) if options["providers"] else None
-    members = Roster(providers, cache=None, **local)
+    members = Roster(Providers.load(options["providers"]), cache=None, **local)
     config, name = resolve_config(options, members, ("timeout",))
     recorded = not options["no_log"]
     request = {key: options[key] for key in ("temperature", "max_tokens", "seed")}

@@ -60,52 +60,48 @@ ANNOTATION_FIELDS: FieldTypes = {
     "orders": list,
 }
 
-ACTIONS = {
-    "generate": ("write a model's answers", "--model moa/lite --output outputs/moa.json"),
-    "judge": (
-        "compare answers with those of a reference",
-        "--outputs outputs/moa.json --reference outputs/base.json --judge gpt-4o --out lite",
-    ),
-    "show": ("win rates of judged answers, as a table", "lite"),
-}
-
 READINGS = ("logprobs", "choices", "text")
 """Sources of a preference: the most likely first tokens of a reply, the probabilities of two given
 replies (local models), or a verdict at the end of a text.
 """
 
-
-def list_options(action: str) -> list[click.Parameter]:
-    """Return the options of an action that are not those of all formats."""
-    if action == "show":
-        return [click.Argument(["folders"], nargs=-1, required=True, metavar="FOLDER...")]
-    if action == "judge":
-        reading = (
-            "Source of a preference: the most likely tokens of a one-token reply, the "
-            "probabilities of two given replies (local models), or a verdict at the end of a text."
-        )
-        export = "Also write the annotations in the format of alpaca_eval."
-        return [
+ASKED = 'Objects with an "instruction" and optionally a "dataset", as a JSON list or one per line.'
+PATHS = "Files of proposers' answers, of which --model makes one, as the aggregator of a mixture."
+READING = (
+    "Source of a preference: the most likely tokens of a one-token reply, the probabilities of two "
+    "given replies (local models), or a verdict at the end of a text."
+)
+EXPORT = "Also write the annotations in the format of alpaca_eval."
+ACTIONS = {
+    "generate": (
+        "write a model's answers",
+        "--model moa/lite --output outputs/moa.json",
+        [
+            option("--questions", default=QUESTIONS_FILE, metavar="FILE", help=ASKED),
+            option("--generator", metavar="NAME", help="The model's name in the file."),
+            option("--reference-paths", metavar="A.json,B.json", help=PATHS),
+            *sampling_options(),
+            *batch_options(),
+        ],
+    ),
+    "judge": (
+        "compare answers with those of a reference",
+        "--outputs outputs/moa.json --reference outputs/base.json --judge gpt-4o --out lite",
+        [
             option("--outputs", required=True, metavar="A.json", help="The model's answers."),
             option("--reference", required=True, metavar="B.json", help="Answers to compare with."),
-            option("--reading", type=click.Choice(READINGS), default="logprobs", help=reading),
+            option("--reading", type=click.Choice(READINGS), default="logprobs", help=READING),
             token_option(512, "a reply with --reading text"),
-            option("--export", type=FILE, help=export),
+            option("--export", type=FILE, help=EXPORT),
             *batch_options(),
-        ]
-    questions = (
-        'Objects with an "instruction" and optionally a "dataset", as a JSON list or one per line.'
-    )
-    paths = (
-        "Files of proposers' answers, of which --model makes one, as the aggregator of a mixture."
-    )
-    return [
-        option("--questions", default=QUESTIONS_FILE, metavar="FILE", help=questions),
-        option("--generator", metavar="NAME", help="The model's name in the file."),
-        option("--reference-paths", metavar="A.json,B.json", help=paths),
-        *sampling_options(),
-        *batch_options(),
-    ]
+        ],
+    ),
+    "show": (
+        "win rates of judged answers, as a table",
+        "lite",
+        [click.Argument(["folders"], nargs=-1, required=True, metavar="FOLDER...")],
+    ),
+}
 
 
 def key_rows(rows: Sequence[JsonRow]) -> dict[str, tuple[int, JsonRow]]:

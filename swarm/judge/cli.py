@@ -1,8 +1,8 @@
 """Command `python -m swarm.judge FORMAT ACTION`: options, models, and the three actions.
 
-The module of a format has `ACTIONS`, the help and an example of generate, judge and show;
-`list_options(action)`; `build_answer_job(given)` and `build_judge_job(given)`; and
-`compute_tables(given)`, the results of judgements as JSON and as lines of text.
+The module of a format has `ACTIONS`: of generate, judge and show the help, an example, and the
+options that are not those of all formats; `build_answer_job(given)` and `build_judge_job(given)`;
+and `compute_tables(given)`, the results of judgements as JSON and as lines of text.
 """
 
 import json
@@ -48,12 +48,12 @@ def build_command() -> click.Group:
         form = import_module(f"swarm.judge.{name}")
         examples = []
         group = click.Group(name, help=f"Judge {what}.")
-        for action, (help_text, words) in form.ACTIONS.items():
+        for action, (help_text, words, options) in form.ACTIONS.items():
             examples.append(f"python -m swarm.judge {name} {action} {words}")
             command = click.Command(
                 action,
                 callback=partial(_run, form, action),
-                params=[*form.list_options(action), *_common_options(action)],
+                params=[*options, *_common_options(action)],
                 help=f"{help_text[:1].upper()}{help_text[1:]}.",
                 epilog=f"\b\n{examples[-1]}",
             )
@@ -183,9 +183,8 @@ def _load_model(name: str, given: Options) -> Model:
     rounds = vars(given).get("rounds")
     if rounds is not None and not proposers:
         raise UserError("--rounds has no effect without --reference-models; leave it out", 2)
-    providers = Providers.load(given.providers) if given.providers else None
     cache: Any = None if given.no_cache else "default"
-    roster = Roster(providers, given.base, given.pool, given.device, cache)
+    roster = Roster(Providers.load(given.providers), given.base, given.pool, given.device, cache)
     model = roster.model(name)
     if proposers:
         from swarm.multi_agent.moa import build_mixture

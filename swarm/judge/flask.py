@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import click
-
 from swarm._util.files import find_path, write_atomic, write_json
 from swarm._util.jsonl import FieldTypes, JsonRow, read_json_rows, rows_by_key
 from swarm._util.replies import NOT_APPLICABLE, parse_skill_scores
@@ -47,28 +45,29 @@ from swarm.judge.win_rates import average_scores
 QUESTIONS_FILE = "data/questions/flask.jsonl"
 SKILLS_FILE = "data/questions/flask_skills.json"
 
+QUESTION_OPTIONS = [
+    questions_option(QUESTIONS_FILE),
+    option("--skills", default=SKILLS_FILE, metavar="FILE", help="The skills' scales."),
+    *batch_options(),
+]
+WHERE = "As of judge; scores.csv and scores.json are written there."
 ACTIONS = {
-    "generate": ("answers of a model", "--model moa/lite --output outputs/moa.jsonl"),
+    "generate": (
+        "answers of a model",
+        "--model moa/lite --output outputs/moa.jsonl",
+        [*sampling_options(), *QUESTION_OPTIONS],
+    ),
     "judge": (
         "scores of answers, skill by skill",
         "--answers outputs/moa.jsonl --judge gpt-4o --out outputs",
+        [answers_option(), token_option(1024, "a reply"), *QUESTION_OPTIONS],
     ),
-    "show": ("tables by skill, domain and difficulty", "--out outputs"),
+    "show": (
+        "tables by skill, domain and difficulty",
+        "--out outputs",
+        [option("--out", required=True, type=FOLDER, help=WHERE)],
+    ),
 }
-
-
-def list_options(action: str) -> list[click.Parameter]:
-    """Return the options of an action that are not those of all formats."""
-    if action == "show":
-        text = "As of judge; scores.csv and scores.json are written there."
-        return [option("--out", required=True, type=FOLDER, help=text)]
-    judging = [answers_option(), token_option(1024, "a reply")]
-    return [
-        *(sampling_options() if action == "generate" else judging),
-        questions_option(QUESTIONS_FILE),
-        option("--skills", default=SKILLS_FILE, metavar="FILE", help="The skills' scales."),
-        *batch_options(),
-    ]
 
 
 # Items and answers

@@ -69,41 +69,46 @@ ANSWER_FIELDS: FieldTypes = {"question_id": (int, str), "model_id": str, "choice
 JUDGING_MODES = {"single": "single", "pairwise-baseline": "pair", "pairwise-all": "pair"}
 """Modes, and the kind of the judge's rows in each."""
 
+MODE_OPTIONS = [
+    option("--mode", type=click.Choice(list(JUDGING_MODES)), default="single"),
+    option("--baseline", metavar="NAME", help="Opponent of all with pairwise-baseline."),
+]
+QUESTION_OPTIONS = [
+    questions_option(QUESTIONS_FILE),
+    *index_options(),
+    *batch_options(limit=("--first-n",), batch=("--parallel",)),
+]
+RIGHT = "Answers that replace the questions' references."
+NUMBER = "Answers per question; the first is judged."
+HEAT = "Replaces the category's; a question's own takes precedence."
 ACTIONS = {
-    "generate": ("answers of a model, turn by turn", "--model moa/lite --output outputs/moa.jsonl"),
+    "generate": (
+        "answers of a model, turn by turn",
+        "--model moa/lite --output outputs/moa.jsonl",
+        [
+            option("--num-choices", type=Positive, default=1, help=NUMBER),
+            option("temperature", "--temperature", "--force-temperature", type=Number, help=HEAT),
+            token_option(1024, "an answer to one turn"),
+            *QUESTION_OPTIONS,
+        ],
+    ),
     "judge": (
         "grades of answers, or verdicts on pairs",
         "--answers outputs/moa.jsonl --judge gpt-4o --out outputs",
+        [
+            *MODE_OPTIONS,
+            answers_option(),
+            option("--references", metavar="FILE", help=RIGHT),
+            token_option(1024, "a reply"),
+            *QUESTION_OPTIONS,
+        ],
     ),
-    "show": ("tables by category and turn", "--out outputs"),
+    "show": (
+        "tables by category and turn",
+        "--out outputs",
+        [*MODE_OPTIONS, option("--out", required=True, type=FOLDER, help="As of judge.")],
+    ),
 }
-
-
-def list_options(action: str) -> list[click.Parameter]:
-    """Return the options of an action that are not those of all formats."""
-    modes = [
-        option("--mode", type=click.Choice(list(JUDGING_MODES)), default="single"),
-        option("--baseline", metavar="NAME", help="Opponent of all with pairwise-baseline."),
-    ]
-    if action == "show":
-        return [*modes, option("--out", required=True, type=FOLDER, help="As of judge.")]
-    questions = [
-        questions_option(QUESTIONS_FILE),
-        *index_options(),
-        *batch_options(limit=("--first-n",), batch=("--parallel",)),
-    ]
-    if action == "judge":
-        text = "Answers that replace the questions' references."
-        references = option("--references", metavar="FILE", help=text)
-        return [*modes, answers_option(), references, token_option(1024, "a reply"), *questions]
-    number = "Answers per question; the first is judged."
-    heat = "Replaces the category's; a question's own takes precedence."
-    return [
-        option("--num-choices", type=Positive, default=1, help=number),
-        option("temperature", "--temperature", "--force-temperature", type=Number, help=heat),
-        token_option(1024, "an answer to one turn"),
-        *questions,
-    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ Text by others is always quoted. The parts of a verdict follow llm-consortium
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from swarm._util.replies import parse_json_object, parse_tags, strip_thoughts
 from swarm.models.base import Message
@@ -19,6 +19,14 @@ from swarm.multi_agent.types import (
     append_to_user_turn,
     find_unused_code,
 )
+
+
+class Wanted(NamedTuple):
+    """What an arbiter is asked for, and the form in which an unparsable reply is repeated."""
+
+    prompt: str
+    form: str
+
 
 MEMBER_PROMPT = (
     "You are one of several models that answer this conversation independently of each other. "
@@ -42,7 +50,7 @@ JUDGE_PROMPT = (
     "it is complete, then that it is clear."
 )
 
-PARTS_FORMAT = (
+PARTS = (
     "Use these parts, each between its tags and in this order:\n"
     "<reasoning>...</reasoning> How you weighed the answers and what you checked.\n"
     "<synthesis>...</synthesis> The complete reply to the user.\n"
@@ -54,26 +62,27 @@ PARTS_FORMAT = (
     "<needs_iteration>...</needs_iteration> true if the models should answer once more, or false."
 )
 
-SYNTHESIS_PROMPT = (
+SYNTHESIS = Wanted(
     "Write the final reply to the user. It may follow one answer if that is clearly the best, and "
     "need not agree with the majority. It must meet everything that the conversation asks for, "
-    f"including its format, and must not mention answers or models.\n\n{PARTS_FORMAT}"
+    f"including its format, and must not mention answers or models.\n\n{PARTS}",
+    PARTS,
 )
 
 REPAIR_PROMPT = (
     "Your reply could not be parsed. Write its content again in this form and nothing else.\n\n"
 )
 
-PICK_PROMPT = "Which answer serves the user best? Reply with its number and nothing else."
-
-PICK_FORMAT = "The number of one answer and nothing else."
-
-RANK_PROMPT = (
-    "Rank the answers from best to worst. Reply with all their numbers on one line and nothing "
-    "else, in this form: 2 > 3 > 1."
+PICK = Wanted(
+    "Which answer serves the user best? Reply with its number and nothing else.",
+    "The number of one answer and nothing else.",
 )
 
-RANK_FORMAT = "One line with the numbers of all answers, the best first, such as 2 > 3 > 1."
+RANK = Wanted(
+    "Rank the answers from best to worst. Reply with all their numbers on one line and nothing "
+    "else, in this form: 2 > 3 > 1.",
+    "One line with the numbers of all answers, the best first, such as 2 > 3 > 1.",
+)
 
 REVIEW_PROMPT = (
     "Review each answer in a few sentences: what is right and what is wrong. Then rank all "

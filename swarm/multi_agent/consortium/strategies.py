@@ -19,18 +19,7 @@ from swarm._util.replies import (
 from swarm.errors import UserError
 from swarm.models.base import Completion, Message, Request
 from swarm.multi_agent.collaboration import RequestContext
-from swarm.multi_agent.consortium.prompts import (
-    PARTS_FORMAT,
-    PICK_FORMAT,
-    PICK_PROMPT,
-    RANK_FORMAT,
-    RANK_PROMPT,
-    REPAIR_PROMPT,
-    REVIEW_PROMPT,
-    SYNTHESIS_PROMPT,
-    build_judge_prompt,
-    parse_verdict,
-)
+from swarm.multi_agent.consortium import prompts
 from swarm.multi_agent.consortium.results import ConsortiumTranscript, MemberAnswer, Verdict
 from swarm.multi_agent.consortium.settings import ConsortiumOptions
 from swarm.multi_agent.moa import PICK_TOKENS
@@ -159,15 +148,14 @@ class JudgingRound:
         """Return the conversation with these answers and the instructions."""
         answers = [(label, self.answers[self.labels[label]].text) for label in labels]
         return self.run.write_within_context(
-            lambda turns: build_judge_prompt(turns, answers, wanted, self.key, **more)
+            lambda turns: prompts.build_judge_prompt(turns, answers, wanted, self.key, **more)
         )
 
     def query_arbiter(
         self,
-        wanted: str,
+        wanted: prompts.Wanted,
         labels: Sequence[int],
         read: Callable[[str], Any],
-        form: str,
         max_tokens: int | None,
         enough: Callable[[str], bool] | None = None,
         **more: Any,
@@ -175,13 +163,12 @@ class JudgingRound:
         """Query the arbiter, retrying once if its reply cannot be parsed; otherwise the fallback.
 
         Args:
-            wanted: Instructions for the reply.
+            wanted: What is asked for.
             labels: Answers to show.
             read: Parses a reply; returns `None` on failure.
-            form: Description of the expected format.
             max_tokens: Maximum number of new tokens; `None` is no limit.
             enough: Returns whether the reply so far contains all that is parsed.
-            more: See `build_judge_prompt`.
+            more: See `prompts.build_judge_prompt`.
 
         Returns:
             The reply, or `None` if neither replied.
@@ -191,7 +178,7 @@ class JudgingRound:
             if slot is None or not run.has_budget():
                 continue
             try:
-                turns = self.write_prompt(wanted, labels, **more)
+                turns = self.write_prompt(wanted.prompt, labels, **more)
             except UserError as error:
                 self.add_warning(str(error))
                 return None
@@ -203,7 +190,10 @@ class JudgingRound:
                 continue
             found, source = read(answer.text), "read"
             if found is None and run.has_budget():
-                again = [("assistant", answer.text), ("user", f"{REPAIR_PROMPT}{form}")]
+                again = [
+                    ("assistant", answer.text),
+                    ("user", f"{prompts.REPAIR_PROMPT}{wanted.form}"),
+                ]
                 repair = (*turns, *(Message(*turn) for turn in again))
                 request = replace(request, prompt=repair, timeout=run.time_left(slot))
                 repaired = yield from self._query_agent(slot, role, request)
@@ -258,10 +248,9 @@ def synthesize_answer(
 ) -> VerdictScript:
     """The arbiter writes the answer."""
     reply = yield from judging.query_arbiter(
-        SYNTHESIS_PROMPT,
+        prompts.SYNTHESIS,
         list(judging.labels),
-        parse_verdict,
-        PARTS_FORMAT,
+        prompts.parse_verdict,
         judging.run.extend_limit(VERDICT_TOKENS),
         previous=judging.run.stages.iterations,
         reviews=reviews,
@@ -280,8 +269,7 @@ def synthesize_answer(
 def _choose_answers(
     judging: JudgingRound,
     labels: Sequence[int],
-    wanted: str,
-    form: str,
+    wanted: prompts.Wanted,
     read: Callable[[str], list[int] | None],
     least: int,
     enough: Callable[[str], bool] | None = None,
@@ -289,14 +277,14 @@ def _choose_answers(
     """The arbiter chooses among the answers with these labels.
 
     Args:
-        wanted, form, enough: See `JudgingRound.query_arbiter`.
+        wanted, enough: See `JudgingRound.query_arbiter`.
         read: Parses the chosen labels, best first.
         least: Tokens of the choice; reasoning takes most of a reply.
     """
     limit = judging.run.request.max_new_tokens
     if limit is not None:
         limit = min(max(limit, least), CHOICE_TOKENS + least)
-    reply = yield from judging.query_arbiter(wanted, labels, read, form, limit, enough)
+    reply = yield from judging.query_arbiter(wanted, labels, read, limit, enough)
     if reply is None or reply.found is None:
         candidates = {judging.labels[label] for label in labels}
         order = [index for index in judging.rank_by_confidence() if index in candidates]
@@ -319,9 +307,7 @@ def pick_one(judging: JudgingRound, labels: Sequence[int] = ()) -> VerdictScript
         return has_number_pick(said) or (len(said) > STRAYED and not OPENING_TAG.search(said))
 
     return (
-        yield from _choose_answers(
-            judging, labels, PICK_PROMPT, PICK_FORMAT, read, PICK_TOKENS, is_decided
-        )
+        yield from _choose_answers(judging, labels, prompts.PICK, read, PICK_TOKENS, is_decided)
     )
 
 
@@ -329,7 +315,7 @@ def rank_answers(judging: JudgingRound) -> VerdictScript:
     """The arbiter ranks the answers."""
     labels = list(judging.labels)
     least, read = PICK_TOKENS + 8 * len(labels), partial(parse_ranking, labels=labels)
-    return (yield from _choose_answers(judging, labels, RANK_PROMPT, RANK_FORMAT, read, least))
+    return (yield from _choose_answers(judging, labels, prompts.RANK, read, least))
 
 
 NUMBER_PATTERN = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
@@ -426,7 +412,7 @@ def peer_review(judging: JudgingRound) -> VerdictScript:
         # The order of the others' answers is specific to this member.
         others = [other for other in judging.labels if other != label]
         shown[label] = shuffle_by_key(others, f"{judging.key} {label}")
-        prompt = judging.write_prompt(REVIEW_PROMPT, shown[label])
+        prompt = judging.write_prompt(prompts.REVIEW_PROMPT, shown[label])
         turns = add_system_text(prompt, member.slot.system)
         limit = run.extend_limit(VERDICT_TOKENS)
         request = run.build_judging_request(member.slot, turns, limit)

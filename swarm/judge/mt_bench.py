@@ -49,7 +49,7 @@ from swarm.judge.pipeline import (
     fence_parts,
     group_scores,
 )
-from swarm.judge.win_rates import Average, average_scores
+from swarm.judge.win_rates import average_scores
 from swarm.models.base import Message, Request
 
 QUESTIONS_FILE = "data/questions/mt_bench.jsonl"
@@ -499,8 +499,8 @@ def compute_tables(given: Options) -> tuple[list[JsonRow], list[str]]:
                 found.setdefault((judge, model), {})[place] = verdict
     if not found:
         raise UserError(f"{given.out}: there are no judgements of this kind; run judge first")
-    lines = [line for who in sorted(found) for line in _table_lines(*who, found[who], kind)]
-    return lines, _format_tables(lines, kind)
+    cells = [one for who in sorted(found) for one in _table_cells(*who, found[who], kind)]
+    return [line for line, _ in cells], _format_tables(cells, kind)
 
 
 def _row_verdicts(row: JsonRow) -> list[tuple[str, TurnVerdict]]:
@@ -515,45 +515,49 @@ def _row_verdicts(row: JsonRow) -> list[tuple[str, TurnVerdict]]:
     return [(names[i], TurnVerdict(names[1 - i], values[i], turned)) for i in (0, 1)]
 
 
-def _table_lines(
+def _table_cells(
     judge: str, model: str, verdicts: Mapping[tuple[Any, ...], TurnVerdict], kind: str
-) -> list[JsonRow]:
-    """Return the lines of a model; verdicts are by (question_id, category, turn, opponent)."""
+) -> list[tuple[JsonRow, str]]:
+    """Return the lines of a model, each with its text.
+
+    Args:
+        verdicts: Verdicts by (question_id, category, turn, opponent).
+    """
     groups = group_scores(
         (itertools.product((ALL_LABEL, place[1]), (place[2], ALL_LABEL)), place[0], verdicts[place])
         for place in sorted(verdicts, key=row_sort_key)
     )
     categories = sorted({category for _, category, _, _ in verdicts})
     turns = sorted({turn for _, _, turn, _ in verdicts})
-    lines = []
+    cells = []
     for category, turn in itertools.product([ALL_LABEL, *categories], [*turns, ALL_LABEL]):
         if questions := groups.get((category, turn)):
-            line = {"judge": judge, "model": model, "category": category, "turn": turn}
-            line |= average_scores([[one.value for one in some] for some in questions]).to_row()
+            average = average_scores([[one.value for one in some] for some in questions])
+            place = {"judge": judge, "model": model, "category": category, "turn": turn}
+            line, text = {**place, **average.to_row()}, str(average)
             if kind == "pair":
                 values = [one.value for some in questions for one in some]
                 outcomes = {"wins": 100.0, "ties": 50.0, "losses": 0.0}
-                line |= {name: values.count(value) for name, value in outcomes.items()}
-                line["turned"] = sum(one.turned for some in questions for one in some)
-            lines.append(line)
-    return lines
+                counts = {name: values.count(value) for name, value in outcomes.items()}
+                turned = sum(one.turned for some in questions for one in some)
+                line |= {**counts, "turned": turned}
+                text += " " + "-".join(map(str, counts.values()))
+                text += f" ({turned} tied by order)" if turned else ""
+            cells.append((line, text))
+    return cells
 
 
-def _format_tables(lines: Sequence[JsonRow], kind: str) -> list[str]:
+def _format_tables(cells: Sequence[tuple[JsonRow, str]], kind: str) -> list[str]:
     """Format the tables as text, one per judge."""
     text = []
     pairs = "adjusted win rates in percent with won-tied-lost"
     what = pairs if kind == "pair" else "grades from 1 to 10"
-    for judge in dict.fromkeys(line["judge"] for line in lines):
-        own = [line for line in lines if line["judge"] == judge]
-        turns = list(dict.fromkeys(line["turn"] for line in own))
+    for judge in dict.fromkeys(line["judge"] for line, _ in cells):
+        own = [(line, cell) for line, cell in cells if line["judge"] == judge]
+        turns = list(dict.fromkeys(line["turn"] for line, _ in own))
         titles = [f"turn {turn}" if turn != ALL_LABEL else "all turns" for turn in turns]
         rows: dict[tuple[str, str], dict[Any, str]] = {}
-        for line in own:
-            cell = str(Average.from_row(line))
-            if kind == "pair":
-                turned = f" ({line['turned']} tied by order)" if line["turned"] else ""
-                cell += f" {line['wins']}-{line['ties']}-{line['losses']}{turned}"
+        for line, cell in own:
             rows.setdefault((line["model"], line["category"]), {})[line["turn"]] = cell
         text.append(f"judge {judge}: {what}, 95 % intervals over questions")
         text += format_table(

@@ -1,6 +1,6 @@
 """Averages of scores, and win rates of preferences, raw and without a judge's length bias."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -188,11 +188,6 @@ class Average(NamedTuple):
     def to_row(self) -> dict[str, Any]:
         """Return a row for JSON and CSV."""
         return {"average": self.mean, **{key: getattr(self, key) for key in self._fields[1:]}}
-
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> "Average":
-        """Return the average of a row of `to_row`, which may have other fields."""
-        return cls(row["average"], *(row[key] for key in cls._fields[1:]))
 
 
 def average_scores(questions: Sequence[Sequence[float | None]]) -> Average:

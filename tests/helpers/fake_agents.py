@@ -5,9 +5,11 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from swarm.errors import UserError
-from swarm.models.base import Completion, Delta, Model, Request
+from swarm.models.base import Completion, Delta, Model, Request, prompt_text
 from swarm.multi_agent.moa import MixtureOfAgents
 from swarm.multi_agent.types import AgentAnswer, AgentSpec, Transcript
+
+whole = prompt_text
 
 
 class Speaker(Model):
@@ -91,11 +93,6 @@ def stages(mixture: MixtureOfAgents, prompt: Any = "why?", **settings: Any) -> T
     if isinstance(found, UserError):
         raise found
     return found
-
-
-def whole(prompt: Any) -> str:
-    """A prompt's text."""
-    return prompt if isinstance(prompt, str) else "\n".join(turn.content for turn in prompt)
 
 
 def said(layer: Sequence[AgentAnswer]) -> list[str]:

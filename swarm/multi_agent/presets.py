@@ -1,7 +1,5 @@
 """Presets of mixtures and consortia: yaml files in conf/, and the user's."""
 
-from collections.abc import Iterable
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeVar
 
@@ -9,6 +7,7 @@ from pydantic import BaseModel
 
 from swarm._util.files import conf_folder, read_yaml
 from swarm._util.settings import parse_settings
+from swarm._util.terminal import suggest
 from swarm.errors import UserError
 
 M = TypeVar("M", bound=BaseModel)
@@ -24,11 +23,6 @@ def is_preset_path(name: str) -> bool:
     return name.endswith((".yaml", ".yml")) or "/" in name
 
 
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """Return the question whether the most similar of these names is meant; empty if none is."""
-    return "".join(f"did you mean {one}? " for one in get_close_matches(name, list(names), 1))
-
-
 def read_preset_file(kind: str, name: str | Path, settings: type[M]) -> M:
     """Read a preset: one of `preset_names(kind)`, or a yaml file by its path.
 
@@ -40,7 +34,7 @@ def read_preset_file(kind: str, name: str | Path, settings: type[M]) -> M:
         names = preset_names(kind)
         if name not in names:
             raise UserError(
-                f"preset {name!r}: not found; {did_you_mean(str(name), names)}allowed: "
+                f"preset {name!r}: not found; {suggest(str(name), names)}allowed: "
                 f"{', '.join(names)}, and your own yaml by its path, as in ./mine.yaml"
             )
         path = conf_folder() / kind / f"{name}.yaml"

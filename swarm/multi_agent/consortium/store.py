@@ -15,10 +15,11 @@ import click
 
 from swarm._util.files import parse_json
 from swarm._util.settings import parse_settings
+from swarm._util.terminal import suggest
 from swarm.errors import UserError
 from swarm.models.cache import LOCK_TIMEOUT_S, retry_while_locked
 from swarm.multi_agent.consortium.settings import ConsortiumSettings, read_preset
-from swarm.multi_agent.presets import did_you_mean, is_preset_path, preset_names
+from swarm.multi_agent.presets import is_preset_path, preset_names
 
 DATABASE_FILE = "consortium.db"
 CREATE_TABLES = (
@@ -150,7 +151,7 @@ class ConsortiumStore(ConsortiumDatabase):
 
     def _unknown_message(self, name: str) -> str:
         names = self.list_names()
-        others = f"{did_you_mean(name, names)}allowed: {', '.join(names)}"
+        others = f"{suggest(name, names)}allowed: {', '.join(names)}"
         return f"{name}: no consortium of this name is saved; {others if names else 'none is'}"
 
 
@@ -169,7 +170,7 @@ def load_config(name: str) -> ConsortiumSettings:
     if name in presets:
         return read_preset(name)
     raise UserError(
-        f"consortium {name!r}: not found; {did_you_mean(name, [*saved, *presets])}saved are "
+        f"consortium {name!r}: not found; {suggest(name, [*saved, *presets])}saved are "
         f"{', '.join(saved) or 'none'}, presets are {', '.join(presets)}, and a yaml file is given "
         "by its path, as in ./mine.yaml"
     )

@@ -110,22 +110,6 @@ class JudgingContext(RequestContext[ConsortiumTranscript]):
         return budget is None or len(self.stages.answers) + more <= budget
 
 
-class ArbiterReply(NamedTuple):
-    """A reply of the arbiter.
-
-    Attributes:
-        found: Parsed reply; `None` if it could not be parsed.
-        raw: The reply verbatim.
-        source: "read" or "repaired".
-        finish: See `Completion.finish`.
-    """
-
-    found: Any
-    raw: str
-    source: str
-    finish: str
-
-
 class JudgingRound:
     """The answers of one iteration while they are judged, labelled by numbers from 1.
 
@@ -159,7 +143,7 @@ class JudgingRound:
         max_tokens: int | None,
         enough: Callable[[str], bool] | None = None,
         **more: Any,
-    ) -> Generator[list[AgentCall], list[AgentAnswer], ArbiterReply | None]:
+    ) -> Generator[list[AgentCall], list[AgentAnswer], tuple[Any, Verdict]]:
         """Query the arbiter, retrying once if its reply cannot be parsed; otherwise the fallback.
 
         Args:
@@ -171,7 +155,8 @@ class JudgingRound:
             more: See `prompts.build_judge_prompt`.
 
         Returns:
-            The reply, or `None` if neither replied.
+            The parsed reply, or `None`; and a verdict without a synthesis, which tells the reply
+            and its source. If neither replied, it has an empty reply.
         """
         run = self.run
         for slot, role in ((run.arbiter, "arbiter"), (run.fallback, "fallback")):
@@ -181,7 +166,7 @@ class JudgingRound:
                 turns = self.write_prompt(wanted.prompt, labels, **more)
             except UserError as error:
                 self.add_warning(str(error))
-                return None
+                break
             for text in (run.options.system, slot.system):  # they apply to the answer, too
                 turns = add_system_text(turns, text or None)
             request = run.build_judging_request(slot, turns, max_tokens, enough)
@@ -190,20 +175,17 @@ class JudgingRound:
                 continue
             found, source = read(answer.text), "read"
             if found is None and run.has_budget():
-                again = [
-                    ("assistant", answer.text),
-                    ("user", f"{prompts.REPAIR_PROMPT}{wanted.form}"),
-                ]
-                repair = (*turns, *(Message(*turn) for turn in again))
-                request = replace(request, prompt=repair, timeout=run.time_left(slot))
+                repair = Message("user", f"{prompts.REPAIR_PROMPT}{wanted.form}")
+                turns = (*turns, Message("assistant", answer.text), repair)
+                request = replace(request, prompt=turns, timeout=run.time_left(slot))
                 repaired = yield from self._query_agent(slot, role, request)
                 found = read(repaired.text) if repaired else None
                 if repaired and found is not None:
                     answer, source = repaired, "repaired"
             if found is None:
                 self.add_warning(f"{slot.name}: could not parse its reply: {answer.text[:80]!r}")
-            return ArbiterReply(found, answer.text, source, answer.finish)
-        return None
+            return found, Verdict("", source=source, raw=answer.text, finish=answer.finish)
+        return None, Verdict("", source="fallback")
 
     def _query_agent(
         self, slot: AgentSpec, role: str, request: Request
@@ -228,12 +210,11 @@ class JudgingRound:
         indices = sorted(self.labels.values())
         return sorted(indices, key=lambda index: -(self.answers[index].confidence or 0.0))
 
-    def fall_back_to_member(self, reply: ArbiterReply | None, order: Sequence[int]) -> Verdict:
+    def fall_back_to_member(self, reply: Verdict, order: Sequence[int]) -> Verdict:
         """Return a member's answer, the first of these indices, in place of a verdict."""
         one = self.answers[order[0]]
         self.add_warning(f"no verdict; using the answer of {one.answer.name}, {one.instance}")
-        raw, finish = (reply.raw, reply.finish) if reply else ("", "")
-        return Verdict(one.text, source="fallback", raw=raw, finish=finish)
+        return replace(reply, synthesis=one.text, source="fallback")
 
     def remaining_members(self, verdict: Verdict) -> list[int]:
         """Return the indices of the members that stay after elimination, in order."""
@@ -247,7 +228,7 @@ def synthesize_answer(
     judging: JudgingRound, reviews: Sequence[str] = (), order: Sequence[int] = ()
 ) -> VerdictScript:
     """The arbiter writes the answer."""
-    reply = yield from judging.query_arbiter(
+    found, reply = yield from judging.query_arbiter(
         prompts.SYNTHESIS,
         list(judging.labels),
         prompts.parse_verdict,
@@ -257,13 +238,13 @@ def synthesize_answer(
         order=order,
     )
     ranking = tuple(judging.labels[label] for label in order)
-    if reply is None:
-        verdict = judging.fall_back_to_member(None, ranking or judging.rank_by_confidence())
-    elif reply.found is None:
-        verdict = Verdict(strip_thoughts(reply.raw), source="fallback", raw=reply.raw)
+    if found is not None:
+        verdict = replace(found, source=reply.source, finish=reply.finish)
+    elif reply.raw:
+        verdict = replace(reply, synthesis=strip_thoughts(reply.raw), source="fallback")
     else:
-        verdict = replace(reply.found, source=reply.source)
-    return replace(verdict, ranking=ranking, finish=reply.finish if reply else "")
+        verdict = judging.fall_back_to_member(reply, ranking or judging.rank_by_confidence())
+    return replace(verdict, ranking=ranking)
 
 
 def _choose_answers(
@@ -284,14 +265,13 @@ def _choose_answers(
     limit = judging.run.request.max_new_tokens
     if limit is not None:
         limit = min(max(limit, least), CHOICE_TOKENS + least)
-    reply = yield from judging.query_arbiter(wanted, labels, read, limit, enough)
-    if reply is None or reply.found is None:
+    chosen, reply = yield from judging.query_arbiter(wanted, labels, read, limit, enough)
+    if chosen is None:
         candidates = {judging.labels[label] for label in labels}
         order = [index for index in judging.rank_by_confidence() if index in candidates]
         return judging.fall_back_to_member(reply, order)
-    ranking = tuple(judging.labels[label] for label in reply.found)
-    text = judging.answers[ranking[0]].text
-    return Verdict(text, ranking=ranking, source=reply.source, raw=reply.raw, finish=reply.finish)
+    ranking = tuple(judging.labels[label] for label in chosen)
+    return replace(reply, synthesis=judging.answers[ranking[0]].text, ranking=ranking)
 
 
 def pick_one(judging: JudgingRound, labels: Sequence[int] = ()) -> VerdictScript:

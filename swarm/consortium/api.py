@@ -1,7 +1,7 @@
 """Python API of consortia: `create_consortium(...)` and `orchestrate(prompt)`.
 
-Also contains the function behind all questions, which returns the result as JSON and records the
-run.
+The `Orchestrator` is behind the questions of commands and llm, too: it returns the result as JSON
+and records the run.
 """
 
 import logging
@@ -54,7 +54,7 @@ def default_arbiter(strategy: str, members: Sequence[MemberSpec]) -> MemberSpec 
     try:
         LLM(classic.model if classic else "").check()
     except UserError:
-        return parse_settings(MemberSpec, members[0].model)
+        return MemberSpec(model=members[0].model)
     return classic
 
 
@@ -100,9 +100,7 @@ class ConsortiumConfig(ConsortiumSettings):
 
     def __init__(self, *positional: Any, **settings: Any) -> None:
         given = {**settings, **dict(zip(ORIGINAL_ARGUMENTS, positional, strict=False))}
-        found = parse_settings(
-            ConsortiumSettings, {**given, "arbiter": given.get("arbiter") or None}
-        )
+        found = parse_settings(ConsortiumSettings, given)
         chosen = found.arbiter or default_arbiter(found.strategy, found.members)
         super().__init__(**{**dict(found), "arbiter": chosen})
 

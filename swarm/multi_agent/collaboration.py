@@ -90,35 +90,10 @@ class Collaboration(Model, ABC, Generic[S]):
         self, requests: Sequence[Request], watch: OnEvent = ignore_event
     ) -> list[Script[S]]:
         logged: set[str] = set()  # a failed member is logged once for all requests
-        scripts = []
-        for number, request in enumerate(requests):
-            script = self._iterate_rounds(request, logged, partial(watch, number))
-            scripts.append(stop_when_decided(script, request))
-        return scripts
-
-
-def stop_when_decided(script: Script[S], request: Request) -> Script[S]:
-    """Run the script until the request is decided regardless of the text.
-
-    Raises:
-        UserError: Choices were to be scored; or the request is decided, so that its answer is no
-            longer needed.
-    """
-    if request.choices:
-        raise UserError(
-            "models that answer together write text and cannot score choices; have the task read "
-            "the text instead (task.scoring=generate)"
-        )
-    answers: Any = None
-    while True:
-        try:
-            calls = script.send(answers)
-        except StopIteration as end:
-            stages: S = end.value
-            return stages
-        if request.stop_check and request.stop_check(""):
-            raise UserError("the answer is no longer needed")
-        answers = yield calls
+        return [
+            self._iterate_rounds(request, logged, partial(watch, number))
+            for number, request in enumerate(requests)
+        ]
 
 
 class RequestContext(Generic[S]):
@@ -193,6 +168,36 @@ class RequestContext(Generic[S]):
             calls.append(AgentCall(slot, sample, request, layer, role))
             seen[key] += 1
         return calls
+
+    def is_decided(self) -> bool:
+        """Return whether the request is decided regardless of the text."""
+        return bool(self.request.stop_check and self.request.stop_check(""))
+
+    def ask(
+        self, calls: list[AgentCall], layer: list[AgentAnswer] | None = None
+    ) -> Generator[list[AgentCall], list[AgentAnswer], list[AgentAnswer]]:
+        """Run the calls of a round and return their answers.
+
+        Args:
+            layer: Layer of the transcript that the answers extend; `None` is a new one.
+
+        Raises:
+            UserError: Choices were to be scored; or the request is decided, so that its answer is
+                no longer needed.
+        """
+        if self.request.choices:
+            raise UserError(
+                "models that answer together write text and cannot score choices; have the task "
+                "read the text instead (task.scoring=generate)"
+            )
+        if self.is_decided():
+            raise UserError("the answer is no longer needed")
+        answers = yield calls
+        if layer is None:
+            layer = []
+            self.stages.layers.append(layer)
+        layer += answers
+        return answers
 
     def check_quorum(
         self, answers: Sequence[AgentAnswer], quorum: int, place: str, noun: str

@@ -167,8 +167,7 @@ class MoARun(RequestContext[Transcript]):
             for slot in self.mixture.proposers:
                 request = self._build_request(slot, layer, texts)
                 asked += [(slot, sample, request) for sample in range(slot.count)]
-            answers = yield self.build_calls(asked, layer, "proposer")
-            self.stages.layers.append(answers)
+            answers = yield from self.ask(self.build_calls(asked, layer, "proposer"))
             self.check_quorum(answers, self.options.quorum, f"layer {layer}", "proposers")
             answers = [answer for answer in answers if not answer.error]
         scripts = {"rank": self._rank_answers, "sequential": self._aggregate_in_windows}
@@ -227,7 +226,7 @@ class MoARun(RequestContext[Transcript]):
         role = "ranker" if choose else "aggregator"
         for slot in filter(None, (self.mixture.aggregator, self.mixture.fallback)):
             request = self._build_request(slot, layer, texts, choose)
-            answers += yield [AgentCall(slot, 0, request, layer, role, last)]
+            yield from self.ask([AgentCall(slot, 0, request, layer, role, last)], answers)
             if not answers[-1].error:
                 break
             role = "fallback"

@@ -105,7 +105,7 @@ class ConsortiumRun(JudgingContext):
             try:
                 iteration = yield from self._run_iteration(number)
             except UserError as error:
-                if not iterations:
+                if not iterations or self.is_decided():
                     raise
                 self.add_warning(f"{error}; using the answer of an earlier iteration")
                 self.stages.stopped = f"iteration {number} failed"
@@ -124,8 +124,7 @@ class ConsortiumRun(JudgingContext):
         """Run one iteration; with "elimination", drop the worst members."""
         participants = self.participants
         asked = [(one.slot, one.sample, self._ask_member(one, number)) for one in participants]
-        replies = yield self.build_calls(asked, number, "member")
-        self.stages.layers.append(replies)
+        replies = yield from self.ask(self.build_calls(asked, number, "member"))
         opinions = [
             _to_member_answer(member, answer)
             for member, answer in zip(participants, replies, strict=True)

@@ -88,13 +88,12 @@ class JudgingContext(RequestContext[ConsortiumTranscript]):
         Args:
             enough: Returns whether the text so far contains all that is parsed.
         """
-        decided = self.request.stop_check
 
         def is_over(text: str) -> bool:
-            # The request's check is about answers; an empty text asks if any is needed at all.
-            return bool((decided and decided("")) or (enough and enough(text)))
+            # The request's own check of a text is about answers.
+            return self.is_decided() or bool(enough and enough(text))
 
-        check = is_over if decided or enough else None
+        check = is_over if self.request.stop_check or enough else None
         return self.build_request(
             slot, turns, max_tokens, stop_check=check, stop=(), top_logprobs=0
         )
@@ -191,9 +190,8 @@ class JudgingRound:
         self, slot: AgentSpec, role: str, request: Request
     ) -> Generator[list[AgentCall], list[AgentAnswer], Completion | None]:
         """Return the reply; without one, or with reasoning only, warn and return `None`."""
-        answers = yield [AgentCall(slot, 0, request, self.number, role)]
-        self.run.stages.layers.append(answers)
-        error, completion = answers[0].error, answers[0].completion
+        (answer,) = yield from self.run.ask([AgentCall(slot, 0, request, self.number, role)])
+        error, completion = answer.error, answer.completion
         if completion and not error:
             error = explain_empty_answer(completion, strip_thoughts(completion.text))
         if error:
@@ -397,8 +395,7 @@ def peer_review(judging: JudgingRound) -> VerdictScript:
         limit = run.extend_limit(VERDICT_TOKENS)
         request = run.build_judging_request(member.slot, turns, limit)
         asked.append((member.slot, member.sample, request))
-    answers = yield run.build_calls(asked, judging.number, "reviewer")
-    run.stages.layers.append(answers)
+    answers = yield from run.ask(run.build_calls(asked, judging.number, "reviewer"))
     reviews: list[str] = []
     points: dict[int, list[float]] = {label: [] for label in judging.labels}
     for answer, others in zip(answers, shown.values(), strict=True):

@@ -25,20 +25,6 @@ from swarm.runs.verdict import (
     state_verdict,
 )
 
-PAPER_LINK = "[Model Swarms](https://arxiv.org/abs/2410.11163)"
-
-ROUTES_NOTE = (
-    "Each kind of prompt has one of these adapters, in the folder of its name; no single adapter "
-    f"is the result. `{ROUTER_FILE}` assigns a prompt to one by its words. The table "
-    "has the mean over the adapted modules."
-)
-
-SPACE_NOTES = {
-    "factor": "A and B of the adapters were mixed separately (the factor space of the paper).",
-    "delta": "The products B A of the adapters were mixed (the delta space).",
-    "weights": "All weights of these models were mixed.",
-}
-
 
 def render_card(
     source: ExportSource,
@@ -69,20 +55,23 @@ def render_card(
     versions = source.state.get("versions") or [{"packages": {}}]
     packages = sorted(versions[-1]["packages"].items())
     search = shlex.join(["python", "-m", "swarm.search", *source.arguments])
+    task = source.config.get("task", {}).get("name") or source.note.get("task")
     card: str = environment.get_template("card.md.j2").render(
+        source=source,
+        note=source.note,
         front_matter=_front_matter(source, merged, gguf_file),
         title=title,
         short_name=Path(title).name,
-        introduction=_introduction(source, merged, dtype),
-        sections=[
-            ("Components", _describe_components(source)),
-            ("Numbers", _describe_numbers(source, merged, dtype)),
-        ],
+        stand_in=source.stand_in,
+        task=f" for the task {task}" if task else "",
+        components=_describe_components(source),
+        numbers="\n".join(_separate_paragraphs(_list_numbers(source))),
+        rank=source.truncated_rank,
         base=source.base_name or "BASE",
         serve=serve,
         merged=merged,
+        dtype=dtype,
         gguf_file=gguf_file,
-        routed=bool(source.routes),
         router_file=ROUTER_FILE,
         word_pattern=WORD_PATTERN.pattern,
         search=search if source.arguments else "",
@@ -106,29 +95,6 @@ def _front_matter(source: ExportSource, merged: bool, gguf_file: str | None) -> 
     return text
 
 
-def _introduction(source: ExportSource, merged: bool, dtype: str | None) -> str:
-    if source.is_full_model:
-        what = "A full model, of the architecture of"
-    elif source.routes:
-        what = f"{len(source.routes)} LoRA adapters for different kinds of prompts, of"
-    else:
-        what = "A full model, an adapter merged into" if merged else "A LoRA adapter of"
-    found = f"{what} {source.base_name or 'an unnamed base model'}"
-    if stand_in := source.stand_in:
-        found += f" (measured on {stand_in}, not on the hub's weights)"
-    task = source.config.get("task", {}).get("name") or source.note.get("task")
-    task = f" for the task {task}" if task else ""
-    if source.kind == "search":
-        found += f", found{task} by a search over combinations of experts, as in {PAPER_LINK}"
-    elif source.kind == "finetune":
-        found += f", fine-tuned by gradient{task}"
-    if merged and not source.is_full_model:
-        found += f". The weights are the float32 sum of base and adapter, as {dtype}"
-    if note := source.unfinished:
-        found += f". {note[0].upper()}{note[1:]}"
-    return found
-
-
 def _describe_components(source: ExportSource) -> str:
     note = source.note
     if start := note.get("tuned_from"):
@@ -141,50 +107,31 @@ def _describe_components(source: ExportSource) -> str:
     if source.routes:
         groups, values = route_means(groups, note["coefficients"])
     table = coefficient_table("", names, groups, values)
-    parts = [f"{described}.", "\n".join(format_table(table.header, table.rows))]
-    parts += [ROUTES_NOTE] if source.routes else []
-    parts += filter(None, [SPACE_NOTES.get(note.get("space", ""))])
-    if error := note.get("reconstruction_error"):
-        parts.append(
-            f"The adapter differs from the position that was searched by {error['overall']:.2g} of "
-            f"its norm (relative Frobenius error; the worst module: {error['worst']:.2g})."
-        )
-    return "\n\n".join(parts)
+    return "\n".join([f"{described}.", "", *format_table(table.header, table.rows)])
 
 
-def _describe_numbers(source: ExportSource, merged: bool, dtype: str | None) -> str:
+def _list_numbers(source: ExportSource) -> list[str]:
+    """Return sentences and lines of tables; empty for a folder without numbers."""
     verdict, rank = source.verdict, source.truncated_rank
     if verdict and source.kind == "finetune":
-        lines = format_tuning(verdict, source.state["tuning"])
-    elif verdict:
+        return format_tuning(verdict, source.state["tuning"])
+    if verdict:
         start = f"best initial expert: {verdict.expert}"
         end = f"before rounding to rank {rank}" if rank else "this one"
-        lines = [
+        return [
             *scores_table(verdict, start, end),
             *domain_lines(verdict, "best initial expert", end),
             *describe_numbers(verdict, source.folder.parent),
         ]
-    elif one := source.baseline:
+    if one := source.baseline:
         tested = f": {format_measured(one.test)} on test" if one.test else ""
-        lines = [f"The {one.label} of a search, which compared it{tested}."]
-    elif source.point:
-        lines = _describe_point(source)
-    elif (utility := source.note.get("validation_utility")) is not None:
+        return [f"The {one.label} of a search, which compared it{tested}."]
+    if source.point:
+        return _describe_point(source)
+    if (utility := source.note.get("validation_utility")) is not None:
         what = f"Signal ({source.signal})" if source.signal else "Utility"
-        lines = [f"{what} {utility:.4f} on dev, where it was chosen; it was not tested."]
-    else:
-        return "Nothing was measured." if source.kind != "folder" else ""
-    if rank:
-        lines.append(
-            "This is for the position that was searched. The saved adapter, rounded to rank "
-            f"{rank}, was not measured."
-        )
-    if merged and dtype not in (None, "float32"):
-        lines.append(
-            f"These numbers were measured before the weights were rounded to {dtype}, which can "
-            "change answers."
-        )
-    return "\n".join(_separate_paragraphs(lines))
+        return [f"{what} {utility:.4f} on dev, where it was chosen; it was not tested."]
+    return []
 
 
 def _describe_point(source: ExportSource) -> list[str]:

@@ -120,12 +120,10 @@ class ReportSection:
 
     Attributes:
         key: Anchor in the page's URL.
-        explanation: One or two sentences on how to read the section.
     """
 
     key: str
     title: str
-    explanation: str
     blocks: Sequence[Block]
 
 

@@ -24,75 +24,18 @@ from swarm.runs.folder import RunFolder
 from swarm.runs.verdict import format_one_answer_warnings
 
 SECTIONS = (
-    (
-        "ends",
-        "Start and end",
-        sections.start_end_blocks,
-        "Brackets are 95 % intervals of a single model's score. The dev score of the best found is "
-        "the maximum of many and so biased upwards; test was not used by the search.",
-    ),
-    (
-        "front",
-        "Front of the objectives",
-        sections.front_blocks,
-        "A position is a point of the front if no other one measured on dev is at least as good in "
-        "every objective and better in one; of positions equal in all, the first found. On dev a "
-        "front is a maximum of many and so biased upwards; test was not used by the search.",
-    ),
-    (
-        "progress",
-        "Progress of the search",
-        sections.progress_blocks,
-        "The best so far never decreases; the second chart has the score of every particle in each "
-        "iteration. All of it is on dev, where the maximum of many is biased upwards.",
-    ),
-    (
-        "coefficients",
-        "Contributions of experts",
-        sections.coefficient_blocks,
-        "Mixing coefficients of the experts: 1 is that expert alone, and below 0 its update is "
-        "subtracted. Steps: the best stays until a better one is found.",
-    ),
-    (
-        "diversity",
-        "Diversity of the swarm",
-        sections.diversity_blocks,
-        "The mean Euclidean distance of the particles from their mean, in coefficients: two "
-        "different experts are 1.41 apart. A swarm at 0 has converged to one position.",
-    ),
-    (
-        "emergence",
-        "Items that emerge",
-        sections.emergence_blocks,
-        "C-surge: items that more particles get right at the end than at the start. C-emerge: of "
-        "the items that every starting particle got wrong, those that any ending one gets right; "
-        "best alone: that the best found gets right. By chance: ending particles with as many "
-        "right answers, on random items.",
-    ),
-    (
-        "flips",
-        "Item by item",
-        changed_items_blocks,
-        "Open an item for its question and both texts. Some flips always occur: equally good "
-        "models differ, too, in both directions.",
-    ),
-    (
-        "statistics",
-        "Uncertainty",
-        sections.statistics_blocks,
-        "The paired test uses only items on which the two differ; p is the probability of a "
-        "difference this large if neither were better. Below 0.05 it counts as a gain.",
-    ),
-    ("cost", "Cost", sections.cost_blocks, "A prompt is one item evaluated at one position."),
-    (
-        "setup",
-        "Configuration",
-        sections.configuration_blocks,
-        "The same keys, seed, weights and items give the same search; python -m swarm.search "
-        "accepts these keys.",
-    ),
+    ("ends", "Start and end", sections.start_end_blocks),
+    ("front", "Front of the objectives", sections.front_blocks),
+    ("progress", "Progress of the search", sections.progress_blocks),
+    ("coefficients", "Contributions of experts", sections.coefficient_blocks),
+    ("diversity", "Diversity of the swarm", sections.diversity_blocks),
+    ("emergence", "Items that emerge", sections.emergence_blocks),
+    ("flips", "Item by item", changed_items_blocks),
+    ("statistics", "Uncertainty", sections.statistics_blocks),
+    ("cost", "Cost", sections.cost_blocks),
+    ("setup", "Configuration", sections.configuration_blocks),
 )
-"""Key, title, blocks and explanation of each section; one without blocks is left out."""
+"""Key, title and blocks of each section; one without blocks is left out."""
 
 VERDICT_SIGNS = {"better": "▲", "worse": "▼", "unclear": "◆", "open": "○"}
 
@@ -115,8 +58,8 @@ def build_report(folder: str | Path) -> Report:
         sections.summarize_verdict(models),
         sections.headline_figures(models),
         [
-            ReportSection(key, title, explanation, blocks)
-            for key, title, build, explanation in SECTIONS
+            ReportSection(key, title, blocks)
+            for key, title, build in SECTIONS
             if (blocks := build(models))
         ],
         sections.comparison_table(models),

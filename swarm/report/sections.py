@@ -1,7 +1,7 @@
 """The sections of a report: result, course of the search, uncertainty, cost, configuration.
 
 Each function returns the blocks of a section, empty if it does not apply; `swarm.report.page` has
-their titles and explanations.
+their titles, and page.html.j2 explains how to read them.
 """
 
 import json

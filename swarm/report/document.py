@@ -100,12 +100,10 @@ class ChangedItems:
     """Items that all changed in the same direction.
 
     Attributes:
-        total: Number of such items, including those not shown.
         names: Names of the models before and after.
     """
 
     title: str
-    total: int
     names: tuple[str, str]
     flips: Sequence[ChangedItem]
 

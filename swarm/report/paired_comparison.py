@@ -22,8 +22,8 @@ from swarm.tasks.metrics import Measured, group_items_by_domain
 
 Rows = list[dict[str, Any]]
 
-MAX_ITEMS_SHOWN = 200
-"""Maximum number of changed items shown, which limits the size of the page."""
+MAX_ITEMS_SHOWN = 100
+"""Maximum number of items won, and of items lost, that are shown."""
 
 MAX_TEXT_LENGTH = 1_200
 """Maximum length of a question or an answer in characters; longer texts are cut."""
@@ -174,23 +174,16 @@ def changed_items_blocks(models: PairedComparison, baseline: str = "") -> list[B
     questions, missing = load_questions(models, split)
     pairs = list(zip(before, after, strict=True))
     changes = answer_values(after) - answer_values(before)
-    # The largest differences first.
+    # The largest differences first; the run folder has all.
     won, lost = (
         [pairs[n] for n in np.argsort(-sign * changes, kind="stable") if sign * changes[n] > 0]
         for sign in (1, -1)
     )
-    changed = len(won) + len(lost)
-    share = min(MAX_ITEMS_SHOWN / max(1, changed), 1.0)
     chosen = ", on which the best found was chosen" * (split == "dev")
     blocks: list[Block] = [
         f"Of {len(pairs)} {split} items{chosen}, the best found won {len(won)} and lost "
-        f"{len(lost)}; {len(pairs) - changed} have equal scores."
+        f"{len(lost)}; {len(pairs) - len(won) - len(lost)} have equal scores."
     ]
-    if share < 1:
-        blocks.append(
-            f"Of these {changed} items {MAX_ITEMS_SHOWN} are shown, won and lost in proportion, "
-            "the largest differences first; the run folder has all."
-        )
     if missing:
         blocks.append(f"The questions are not shown: {missing}")
     titles = ("Better now", "Worse now")
@@ -198,17 +191,15 @@ def changed_items_blocks(models: PairedComparison, baseline: str = "") -> list[B
         titles = ("Won: wrong before, right now", "Lost: right before, wrong now")
     names = (models.expert if initial else baseline, "best found")
     for title, some in zip(titles, (won, lost), strict=True):
-        shown = [
-            _build_item(pair[0], pair[1], questions) for pair in some[: round(share * len(some))]
-        ]
-        blocks.append(ChangedItems(f"{title} ({len(some)})", len(some), names, shown))
+        shown = [_build_item(pair, questions) for pair in some[:MAX_ITEMS_SHOWN]]
+        cut = f", {len(shown)} of them shown" * (len(shown) < len(some))
+        blocks.append(ChangedItems(f"{title} ({len(some)}{cut})", names, shown))
     return blocks
 
 
-def _build_item(
-    before: dict[str, Any], after: dict[str, Any], questions: Mapping[str, Any]
-) -> ChangedItem:
+def _build_item(pair: Sequence[dict[str, Any]], questions: Mapping[str, Any]) -> ChangedItem:
     """Combine an item with the answers of both models."""
+    before, after = pair
     name, part = str(before["id"]), before.get("part", "")
     item = questions.get(name, {})
     gold = item.get("answer")

@@ -26,12 +26,22 @@ sends no data elsewhere. Ctrl-C stops it; searches that it started continue.
 
 @click.command(help=DESCRIPTION, context_settings=CONTEXT | {"show_default": True})
 @click.option("--host", default="127.0.0.1", help="Loopback address to bind.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8080, help="0: a free one.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8080,
+    help="Port of the server; 0 takes a free one.",
+)
 @click.option("--no-browser", is_flag=True, help="Do not open the browser.")
-@click.option("--no-token", is_flag=True, help="Every user of this machine can start searches.")
+@click.option(
+    "--no-token",
+    is_flag=True,
+    help="Require no token: every user of this machine can start searches.",
+)
 @click.option("--pool", default="initial_experts", help="Folder of the experts of local/ names.")
 @click.option(
-    "--base", help="Base of local/ names: an option of conf/model or a folder.  [default: theirs]"
+    "--base",
+    help="Base of local/ names: an option of conf/model or a folder; usually the experts name it.",
 )
 @click.option("--device", help="Device of local models: cpu, cuda, cuda:1.")
 @click.option(

@@ -40,8 +40,6 @@ LOG_LINES = 60
 METRICS_LINE = re.compile(r"(?m)^\S+ \S+ INFO [\w-]+: (?:\{.*\}|\[.*[\[{].*\])\n?")
 """Line of the log with a metric that is an object; the page shows these as tables."""
 
-LONG_NUMBER = re.compile(r"(?<![\w.])-?\d+\.\d{5,}(?:e[+-]?\d+)?(?![\w.])")
-
 
 @dataclass
 class RunSnapshot:
@@ -53,8 +51,7 @@ class RunSnapshot:
         progress: Progress of a running search as text, and as a share of it.
         measured: Whether there are results.
         stamp: File stamp that changes with the run's state.
-        output: End of the log, or of the output of the search that the application started; numbers
-            are rounded.
+        output: End of the log, or of the output of the search that the application started.
         error: Error with which that search ended.
         command: Shell command of the search; empty if the folder does not contain it.
     """
@@ -117,7 +114,7 @@ def take_snapshot(home: AppState, name: str) -> RunSnapshot:
         progress=format_progress(note or {"activity": f"the process is {state}"}),
         measured=bool(line and line.best is not None),
         stamp=stamp,
-        output=round_numbers(output),
+        output=output,
         error=error,
         command=format_command(command["arguments"]) if command else "",
     )
@@ -133,16 +130,6 @@ def format_progress(note: dict[str, Any]) -> tuple[str, float]:
     if (best := note.get("best")) is not None:
         parts.append(f"best {format_number(best)}")
     return ", ".join(parts), note.get("share") or 0.0
-
-
-def round_numbers(text: str) -> str:
-    """Round the numbers in a text that have more than four decimals to four digits."""
-
-    def rounded(match: re.Match[str]) -> str:
-        value = float(match[0])
-        return f"{value:.4g}" if abs(value) < 1000 else f"{value:.1f}"
-
-    return LONG_NUMBER.sub(rounded, text)
 
 
 class PositionTable(NamedTuple):

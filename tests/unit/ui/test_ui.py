@@ -139,20 +139,6 @@ def test_a_page_has_what_applies_to_its_run(folder: Path, tmp_path: Path) -> Non
     assert set(run_data.load_run_series(plain).charts) == {"particles", "coefficients"}
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("utility 0.8734512341", "utility 0.8735"),
-        ("[-0.250000012, 0.5, 1234.567891]", "[-0.25, 0.5, 1234.6]"),
-        ("p 1.7234567e-13, 0.0000012345", "p 1.723e-13, 1.234e-06"),
-        ("torch 2.10.12345, 10.1.2.33333", "torch 2.10.12345, 10.1.2.33333"),
-        ("2026-11-23 13:13:21,604 INFO 0.1234", "2026-11-23 13:13:21,604 INFO 0.1234"),
-    ],
-)
-def test_numbers_of_the_log_are_rounded(text: str, expected: str) -> None:
-    assert run_data.round_numbers(text) == expected
-
-
 def test_metrics_that_are_objects_are_not_in_the_log() -> None:
     kept = "2026-11-23 13:13:21,604 INFO test_gain_interval: [-0.25, 0.5]\n"
     line = "2026-11-23 13:13:21,604 INFO baselines: [{'name': 'base'}]\n"

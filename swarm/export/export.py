@@ -1,5 +1,6 @@
 """Export of an adapter, a merged model or a GGUF file, optionally pushed to the hub."""
 
+import re
 import shlex
 import shutil
 from dataclasses import dataclass, replace
@@ -38,21 +39,14 @@ def check_repository(repository: str) -> None:
         UserError: It is not a repository's name, the hub is disabled, or there is no login.
     """
     from huggingface_hub import constants, get_token
-    from huggingface_hub.utils import HFValidationError, validate_repo_id
 
-    reason = ""
-    try:
-        validate_repo_id(repository)
-    except HFValidationError:
-        reason = "must be user/name"
-    if "/" not in repository:
-        reason = "must be user/name"
-    elif constants.HF_HUB_OFFLINE:
-        reason = "the hub is disabled (HF_HUB_OFFLINE)"
-    elif get_token() is None:
-        reason = "log in first, with `hf auth login` or HF_TOKEN"
-    if reason:
-        raise UserError(f"push_to_hub={repository}: {reason}")
+    for wrong, reason in (
+        (not re.fullmatch(r"[\w.-]+/[\w.-]+", repository), "must be user/name"),
+        (constants.HF_HUB_OFFLINE, "the hub is disabled (HF_HUB_OFFLINE)"),
+        (get_token() is None, "log in first, with `hf auth login` or HF_TOKEN"),
+    ):
+        if wrong:
+            raise UserError(f"push_to_hub={repository}: {reason}")
 
 
 def push_folder(folder: Path, repository: str, private: bool) -> str:

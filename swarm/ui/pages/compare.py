@@ -132,7 +132,7 @@ def register_page(home: AppState) -> None:
 
     @app.get(f"{VIEWER_PATH}/{{number}}")
     def view_page(number: int) -> HTMLResponse:
-        if number < len(pages):
+        if 0 <= number < len(pages):
             return HTMLResponse(pages[number])
         return HTMLResponse("this page has ended; open the file again at /compare", 404)
 

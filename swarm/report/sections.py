@@ -76,16 +76,12 @@ def summarize_verdict(models: PairedComparison) -> Statement:
         return Statement("open", "Nothing measured yet", sentence)
     if models.verdict:
         return state_verdict(models.verdict, run.path)
-    if signal := search_signal(run):
-        sentence = (
-            f"by its signal ({signal}) the search has reached {format_number(end.utility)}; the "
-            "best are chosen by the task's metric at the end."
-        )
-        return Statement("open", "Not judged yet", sentence)
+    signal = search_signal(run)
+    by = f" by the signal ({signal}); the task's metric chooses at the end" if signal else ""
     sentence = (
         f"on {end.n} dev items after {pluralize(len(run.rounds) - 1, 'iteration')}, the best "
         f"found has {format_number(end.utility)} and the best initial expert, {models.expert}, "
-        f"{format_number(start.utility)}."
+        f"{format_number(start.utility)}{by}."
     )
     return Statement("open", "Still running", sentence)
 

@@ -13,28 +13,30 @@ import searches
 import tiny
 import torch
 import yaml
-from hydra import compose, initialize_config_dir
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
-from swarm._util.files import conf_folder
 from swarm.errors import UserError
 from swarm.export import export
 from swarm.export.export import Export
 from swarm.merging.positions import describe_position
 from swarm.runs.folder import read_state
 from swarm.runs.verdict import format_measured, read_verdict, state_verdict
-from swarm.search import build_run
 
 
 @pytest.fixture(scope="module")
 def found(tiny_llama: Path, tiny_pool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished search."""
+    """The folder of a finished search with baselines and domains."""
     folder = tmp_path_factory.mktemp("found")
-    words = searches.arguments(folder, tiny_llama, tiny_pool, "first", optimizer__max_iterations=2)
-    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        run, config = build_run(compose("search", words))
-    run.search(config)
+    task = searches.choice_file(folder / "tiny.json")
+    content = json.loads(task.read_text())
+    for number, item in enumerate([*content["dev"], *content["test"]]):
+        item["domain"] = ("hills", "rivers")[number % 2]
+    task.write_text(json.dumps(content))
+    keys = {"optimizer__max_iterations": 2, "baselines": "[base,soup]"}
+    words = searches.arguments(folder, tiny_llama, tiny_pool, "first", **keys)
+    done = commands.run("swarm.search", *words)
+    assert done.code == 0, done.err
     return folder / "search" / "first"
 
 
@@ -76,8 +78,18 @@ def test_the_best_of_a_search_as_an_adapter_with_its_card(
         exec(code, space)
     saved = PeftModel.from_pretrained(tiny.load(tiny_llama), best)
     assert torch.equal(tiny.logits(space["model"]), tiny.logits(saved))
-    verdict = read_verdict(read_state(found))
+    state = read_state(found)
+    verdict = read_verdict(state)
     assert describe_position(note["experts"], note["coefficients"]) in card
+    assert "\n| hills" in card and "\n| rivers" in card
+    for one in verdict.alternatives:
+        if one.name not in ("expert", "constant"):
+            assert f"Gain over the {one.label}, {one.test.utility:.3f} on test: " in card
+    part = card.partition("## Reproduce")[2].partition("##")[0]
+    assert "python -m swarm.search " in part and "task=mmlu" in part
+    assert "python -m swarm.export search/first to=mine" in part
+    packages = state["versions"][-1]["packages"]
+    assert all(f"{name} {number}" in part for name, number in packages.items())
     for one in (verdict.start_model, verdict.found):
         assert format_measured(one.dev) in card and format_measured(one.test) in card
     assert str(state_verdict(verdict, found)) in card

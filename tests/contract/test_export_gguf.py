@@ -1,14 +1,10 @@
 """Exports as GGUF, read again by transformers and by the gguf package."""
 
-import json
-import re
 from pathlib import Path
 from typing import Any
 
-import commands
 import gguf
 import pytest
-import searches
 import tiny
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -17,8 +13,6 @@ from swarm.errors import UserError
 from swarm.export.export import Export
 from swarm.export.gguf_writer import interleave_rope_rows
 from swarm.pool.adapter import read_adapter
-from swarm.runs.folder import read_state
-from swarm.runs.verdict import read_verdict
 
 PROMPTS = (
     "the question is which of 12 answers",
@@ -80,33 +74,6 @@ def test_a_gguf_answers_as_the_merged_model(tied: bool, tmp_path: Path) -> None:
     assert ("output.weight" in {one.name for one in reader.tensors}) is not tied
     card = (small / "README.md").read_text()
     assert "library_name: gguf" in card and "llama-cli -m small-F16.gguf" in card
-
-
-def test_the_card_has_baselines_domains_and_commands(
-    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
-) -> None:
-    task = searches.choice_file(tmp_path / "tiny.json")
-    content = json.loads(task.read_text())
-    for split in ("dev", "test"):
-        for number, item in enumerate(content[split]):
-            item["domain"] = ("hills", "rivers")[number % 2]
-    task.write_text(json.dumps(content))
-    keys = {"optimizer__max_iterations": 1, "baselines": "[base,soup]"}
-    words = searches.arguments(tmp_path, tiny_llama, tiny_pool, "first", **keys)
-    done = commands.run("swarm.search", *words)
-    assert done.code == 0, done.err
-    run = tmp_path / "search" / "first"
-    Export(str(run), str(tmp_path / "small"), "gguf", quantize="q8_0").write()
-    card, state = (tmp_path / "small" / "README.md").read_text(), read_state(run)
-    for one in read_verdict(state).alternatives:
-        if one.name not in ("expert", "constant"):
-            assert f"Gain over the {one.label}, {one.test.utility:.3f} on test: " in card
-    assert re.search(r"^\| hills", card, re.M) and re.search(r"^\| rivers", card, re.M)
-    part = card.partition("## Reproduce")[2].partition("##")[0]
-    assert "python -m swarm.search " in part and "task=mmlu" in part
-    assert "python -m swarm.export search/first to=small format=gguf quantize=q8_0" in part
-    packages = state["versions"][-1]["packages"]
-    assert all(f"{name} {number}" in part for name, number in packages.items())
 
 
 @pytest.mark.parametrize(

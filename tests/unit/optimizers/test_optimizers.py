@@ -218,6 +218,7 @@ def test_ask_and_tell(file: Path) -> None:
     def search_of(seed: int) -> np.ndarray:
         optimizer, rows = begun(file, seed=seed), None
         for iteration in range(4):
+            descend(optimizer, bowl(0))
             positions = optimizer.ask()
             copy = positions.copy()
             assert positions.dtype == np.float64 and positions.ndim == 2

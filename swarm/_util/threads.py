@@ -5,7 +5,6 @@ answer, which the threads of `concurrent.futures.ThreadPoolExecutor` and `asynci
 until it has arrived.
 """
 
-import ast
 import os
 import threading
 from collections import deque
@@ -25,16 +24,6 @@ STREAM_END: Any = object()
 PARSING = threading.Lock()
 """Held by `ast.parse`, which counts the depth of all threads together in some versions of CPython,
 and then raises SystemError (https://github.com/python/cpython/issues/106905)."""
-
-
-def parse_python(text: str) -> ast.Module:
-    """Return the syntax tree of a module's source; one thread at a time.
-
-    Raises:
-        SyntaxError, ValueError, RecursionError, MemoryError: As for `ast.parse`.
-    """
-    with PARSING:
-        return ast.parse(text)
 
 
 class Cancelled(Exception):

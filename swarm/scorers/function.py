@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm._util.settings import FiniteNumber, checked
-from swarm._util.threads import PARSING, parse_python
+from swarm._util.threads import PARSING
 from swarm.errors import UserError
 from swarm.models.function import describe_exception, function_name
 from swarm.tasks.base import Item, Score
@@ -167,7 +167,8 @@ def _used_definitions(file: Path, source: str, seen: set[Path]) -> list[str]:
     """Return the definitions of a file that a source uses, and the local files they import."""
     try:
         text = file.read_text(encoding="utf-8")
-        tree = parse_python(text)
+        with PARSING:
+            tree = ast.parse(text)
     except (OSError, ValueError, SyntaxError):
         return []
     used: dict[int, tuple[ast.stmt, str]] = {}

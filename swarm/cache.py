@@ -4,16 +4,13 @@ import re
 import time
 from collections.abc import Sequence
 from datetime import datetime
-from difflib import get_close_matches
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from swarm._util.cli import run_program
 from swarm._util.options import CONTEXT, run_click
-from swarm._util.terminal import format_amount
+from swarm._util.terminal import format_amount, suggest
 from swarm.errors import UserError
 from swarm.models.cache import Cache
 
@@ -74,6 +71,9 @@ def cache() -> None:
 @file_option
 def info(file: str | None) -> None:
     """Show the file and its contents by model."""
+    from rich.console import Console  # not needed for help
+    from rich.table import Table
+
     if (stored := _open(file)) is None:
         return
     rows = _select(stored, SELECT_BY_LABEL)
@@ -148,8 +148,7 @@ def _find_label(stored: Cache, name: str) -> str | None:
     names = [row[0] or UNKNOWN_MODEL for row in _select(stored, SELECT_BY_LABEL)]
     if name in names:
         return None if name == UNKNOWN_MODEL else name
-    matches = get_close_matches(name, names, 1)
-    meant = f"did you mean {matches[0]}?" if matches else "list the models with info"
+    meant = suggest(name, names).strip() or "list the models with info"
     raise UserError(f"--model {name}: no responses in {stored.path}; {meant}")
 
 

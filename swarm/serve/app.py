@@ -75,11 +75,7 @@ class ChatService:
         for model in models.values():
             if trace and isinstance(model, Collaboration):
                 model.trace = trace
-        handlers: Any = {
-            HttpError: handle_http_error,
-            HTTPException: handle_unknown_path,
-            Exception: handle_unexpected_error,
-        }
+        handlers: Any = dict.fromkeys((HttpError, HTTPException, Exception), handle_error)
         # Disabled documentation pages: they would load a script from a third-party server.
         self.app = FastAPI(
             title="model-swarms",
@@ -190,21 +186,15 @@ def _log_error(error: Exception, name: str) -> HttpError:
     return http_error
 
 
-async def handle_http_error(request: Request, error: HttpError) -> Response:
-    """Return an error in OpenAI's format."""
-    return _json_response(error.body, error.status, error.headers)
-
-
-async def handle_unknown_path(request: Request, error: HTTPException) -> Response:
-    """Return an error for an unknown path or method."""
-    message = f"{request.method} {request.url.path}: {error.detail}"
-    found = HttpError(message, error.status_code)
-    return _json_response(found.body, found.status, {**found.headers, **(error.headers or {})})
-
-
-async def handle_unexpected_error(request: Request, error: Exception) -> Response:
-    """Return an error for an unexpected exception."""
-    return await handle_http_error(request, http_error_from(error, "the server"))
+async def handle_error(request: Request, error: Exception) -> Response:
+    """Return any error, also of an unknown path or method, in OpenAI's format."""
+    headers = {}
+    if isinstance(error, HTTPException):
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        found, headers = HttpError(message, error.status_code), dict(error.headers or {})
+    else:
+        found = http_error_from(error, "the server")
+    return _json_response(found.body, found.status, {**found.headers, **headers})
 
 
 def resolve_name(name: str, models: Mapping[str, Model]) -> str:

@@ -12,10 +12,8 @@ from typing import Any
 
 from swarm._util.threads import Cancelled, forward_items, run_in_thread
 from swarm.models.base import Completion, Delta, Request, Stream, stream_until_stop, sum_usage
+from swarm.models.openai import MIN_LOGPROB
 from swarm.serve.api_errors import HttpError
-
-MIN_LOGPROB = -9999.0
-"""Log probability that OpenAI reports for impossible tokens; JSON has no infinity."""
 
 LENGTH_ERROR_CODES = ("context_length_exceeded", "string_above_max_length")
 """Endpoints' codes for a text that is too long; see `Completion.finish`."""

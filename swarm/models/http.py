@@ -41,7 +41,6 @@ from swarm.models.transport import (
     parse_response,
     proxy_for,
     read_key,
-    redact,
     validate_env_name,
     validate_url,
 )
@@ -66,6 +65,9 @@ the rate, and after which a request may fail for good.
 
 MAX_BODY_BYTES, MAX_EVENT_BYTES, MAX_STREAM_BYTES = 64 * 2**20, 16 * 2**20, 2**30
 """Maximum size of a response, of one event of a stream, and of a stream; uncompressed."""
+
+MIN_KEY_LENGTH = 8
+"""Minimum length of keys to redact; shorter ones would match ordinary text."""
 
 
 class Call(NamedTuple):
@@ -570,7 +572,10 @@ class HttpSession:
             raise error
 
     def _redact(self, text: str) -> str:
-        return redact(text, self._key)
+        """Hide the key, which a server may repeat; it must not be stored anywhere."""
+        if self._key is None or len(self._key) < MIN_KEY_LENGTH:
+            return text
+        return text.replace(self._key, "***")
 
     def _connection_error(self, error: Exception) -> RequestError:
         """Return the error for a failed connection."""

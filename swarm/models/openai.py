@@ -418,7 +418,6 @@ class OpenAI(SampledModel):
         self.client.check()
 
     def prepare(self, request: Request) -> PreparedRequest:
-        """See `SampledModel.prepare`; a chat endpoint cannot score choices."""
         if request.choices:
             raise UserError(
                 f"{self.model}: a chat endpoint cannot score choices; parse the text instead "
@@ -541,7 +540,6 @@ class OpenAI(SampledModel):
         return [{"text": "", "prompt_tokens": 0, "new_tokens": 0, "finish": reason}] * count
 
     def is_complete(self, call: PreparedRequest, answer: CompletionFields) -> bool:
-        """See `SampledModel.is_complete`: not without the requested log probabilities."""
         return not lacks_logprobs(call.body or {}, answer)
 
     def stream_uncached(self, call: PreparedRequest) -> Generator[Delta, None, CompletionFields]:
@@ -571,7 +569,6 @@ class OpenAI(SampledModel):
             log.warning("%s: the responses are from another model, %s", self.client.label, other)
 
     def build_completion(self, answer: CompletionFields, cached: bool) -> Completion:
-        """See `SampledModel.build_completion`; the cost follows from the present prices."""
         self.totals.cached += cached
         cost, priced = compute_cost(answer, self.prices), bool(self.prices)
         return Completion(**{**answer, "cost": cost, "cached": cached, "priced": priced})

@@ -151,7 +151,7 @@ class SampledModel(Model):
         return Completion(**{**answer, "cached": True} if cached else answer)
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """See `Model.generate`; answers received before a failure are stored."""
+        # Answers received before a failure are stored.
         found: list[Any] = self._ask([self.prepare(request) for request in requests], stop=True)
         return found
 
@@ -308,8 +308,6 @@ class ModelQueue:
     """Samples of one model that are to be requested, and the state of its requests.
 
     Attributes:
-        model: The model.
-        waiting: Samples in the order of sending.
         unstored: Answers that are neither stored nor delivered yet.
         active: Number of batches under way.
         last: Time of the last answer, as `time.monotonic` returns it.

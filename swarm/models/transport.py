@@ -140,15 +140,6 @@ class EventStreamParser:
             self.pending = len(self._parts[0])
 
 
-MIN_KEY_LENGTH = 8
-"""Minimum length of keys to redact; shorter ones would match ordinary text."""
-
-
-def redact(text: str, key: str | None) -> str:
-    """Hide a key, which a server may repeat; it must not be stored anywhere."""
-    return text if key is None or len(key) < MIN_KEY_LENGTH else text.replace(key, "***")
-
-
 _encode_json = json.JSONEncoder(ensure_ascii=False).encode
 
 

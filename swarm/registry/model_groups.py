@@ -129,7 +129,7 @@ class RoutedGroup(AdapterGroup):
 
     @property
     def group_key(self) -> object:
-        """See `AdapterGroup.group_key`; unique, as the engine has one router."""
+        # Unique, as the engine has one router.
         return self.base, self.folder, tuple(self.places)
 
     def load(self, device: str, engine: Any = None) -> HFEngine:

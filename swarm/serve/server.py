@@ -44,8 +44,7 @@ def build_server(
 
     class NotifyingServer(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            """Send an error to waiting clients before closing their connections."""
-            line.stop_all()
+            line.stop_all()  # before their connections are closed
             await super().shutdown(sockets)
 
     config = server_config(

@@ -24,10 +24,10 @@ from swarm.engine.base import (
 )
 from swarm.engine.base_model import BaseModel, validate_device
 from swarm.engine.tokenization import (
+    CachedEncoder,
     build_completion,
     build_row,
     build_scored_completion,
-    cache_encoder,
     clip_new_tokens,
     context_length_of,
     encode_choice,
@@ -136,8 +136,8 @@ class HFEngine(Engine):
         self._model, self._tokenizer, self._ends, self._context = model, tokenizer, ends, context
         default = BATCH_CPU if model.device.type == "cpu" else BATCH_GPU
         self._budget = self.max_tokens or default
-        self._prompt_ids = cache_encoder(partial(encode_prompt, tokenizer))
-        self._encode_choice = cache_encoder(partial(encode_choice, tokenizer))
+        self._prompt_ids = CachedEncoder(partial(encode_prompt, tokenizer))
+        self._encode_choice = CachedEncoder(partial(encode_choice, tokenizer))
 
     def set_adapters(self, basis: Mapping[str, "Factors"], folder: str | Path = "") -> None:
         """Set or replace the experts in the loaded base's layers."""

@@ -249,26 +249,24 @@ def _token_text(tokenizer: Any, before: Sequence[int], token: int) -> str:
     return str(full[len(start) :])
 
 
-def cache_encoder(
-    encode: Callable[..., list[int]], limit: int = 4_000_000
-) -> Callable[..., list[int]]:
-    """Return an encoder that keeps its results, and forgets all when they exceed `limit` tokens.
+class CachedEncoder:
+    """An encoder that keeps its results, and forgets all when they exceed `limit` tokens.
 
     The prompts of a task are repeated for every particle; those that quote an answer never are, and
-    would fill the memory.
+    would fill the memory. It can be pickled.
     """
-    found: dict[tuple[Any, ...], list[int]] = {}
-    count = 0
 
-    def encode_cached(*given: Any) -> list[int]:
-        nonlocal count
+    def __init__(self, encode: Callable[..., list[int]], limit: int = 4_000_000) -> None:
+        self._encode, self._limit, self._count = encode, limit, 0
+        self._found: dict[tuple[Any, ...], list[int]] = {}
+
+    def __call__(self, *given: Any) -> list[int]:
+        """Return the token ids."""
         # Several threads may use one model: another may clear the cache at any time.
-        if (ids := found.get(given)) is None:
-            if count > limit:
-                found.clear()
-                count = 0
-            ids = found[given] = encode(*given)
-            count += len(ids)
+        if (ids := self._found.get(given)) is None:
+            if self._count > self._limit:
+                self._found.clear()
+                self._count = 0
+            ids = self._found[given] = self._encode(*given)
+            self._count += len(ids)
         return ids
-
-    return encode_cached

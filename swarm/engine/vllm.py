@@ -31,11 +31,11 @@ from swarm.engine.base import Engine, as_pool, available_memory_bytes
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.engine.tokenization import (
+    CachedEncoder,
     DecodingRow,
     build_completion,
     build_row,
     build_scored_completion,
-    cache_encoder,
     clip_new_tokens,
     encode_choice,
     encode_prompt,
@@ -286,8 +286,8 @@ class VLLMScheduler:
 
     def __init__(self, llm: Any, tokenizer: Any, folder: Path) -> None:
         self._engine, self._tokenizer = llm.llm_engine, tokenizer
-        self._prompt_ids = cache_encoder(partial(encode_prompt, tokenizer))
-        self._choice_ids = cache_encoder(partial(encode_choice, tokenizer))
+        self._prompt_ids = CachedEncoder(partial(encode_prompt, tokenizer))
+        self._choice_ids = CachedEncoder(partial(encode_choice, tokenizer))
         generation, config = folder / "generation_config.json", folder / "config.json"
         stated = (generation if generation.is_file() else config).read_text(encoding="utf-8")
         self._ends = end_token_ids(SimpleNamespace(**parse_json(stated)), tokenizer)

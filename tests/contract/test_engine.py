@@ -19,7 +19,7 @@ from swarm.engine.full import FullModelPool, FullWeightsEngine
 from swarm.engine.hf import HFEngine, HFModel
 from swarm.engine.lora import LoraLayers
 from swarm.engine.token_ensemble import ModelEnsemble, TokenEnsembleEngine
-from swarm.engine.tokenization import cache_encoder, encode_choice, encode_prompt
+from swarm.engine.tokenization import CachedEncoder, encode_choice, encode_prompt
 from swarm.errors import UserError
 from swarm.loop.context import check_context
 from swarm.models.base import Message, Request
@@ -223,7 +223,7 @@ def test_prompts_that_never_come_again_do_not_fill_the_memory() -> None:
         made.append(text)
         return [7] * len(text)
 
-    cached = cache_encoder(encode, 300)
+    cached = CachedEncoder(encode, 300)
     for number in range(40):
         assert cached("x" * 10 + str(number)) == [7] * len("x" * 10 + str(number))
         assert cached("again") == [7] * 5

@@ -255,10 +255,8 @@ def _describe_front(found: ParetoFront) -> list[str]:
     reference = ", ".join(f"{name} {format_number(value)}" for name, value in worst)
     points = pluralize(len(found.front_indices), "point")
     lines = [
-        f"{points} of {len(found.measured_indices)} measured positions. "
-        f"Objectives: {', '.join(found.objectives)}. The hypervolume is the volume that the front "
-        f"dominates beyond the worst of the experts in each objective ({reference}).",
-        "Export a point by python -m swarm.export RUN point=NUMBER to=FOLDER.",
+        f"{points} of {len(found.measured_indices)} measured positions. The worst of the experts "
+        f"in each objective: {reference}."
     ]
     for name, bound in found.constraints.items():
         least = "not known yet"
@@ -458,12 +456,7 @@ def statistics_blocks(models: PairedComparison) -> list[Block]:
     if answers and answers[0] == "test":
         lines.append(f"The paired test on test is {name_test(*answers[1:])}.")
     evaluated = format_count((~np.isnan(models.run.utilities)).sum())
-    lines += [
-        "Intervals of right-or-wrong answers are Wilson's, those of other utilities are "
-        "bootstrapped over items, and that of a difference inverts its test; they cover the "
-        "sampling of items, not the seed: another seed is another search.",
-        f"The best found is the highest of {evaluated} evaluations on dev.",
-    ]
+    lines.append(f"The best found is the highest of {evaluated} evaluations on dev.")
     if verdict is None or verdict.held_out is None:
         lines.append(
             "No part of dev was held out from the search (e.g. confirm=0.3), so only test "

@@ -15,7 +15,7 @@ FROM = {
     "Rating": "swarm.compare.question_types",
     "RatingJudge": "swarm.compare.question_types",
     "Runner": "swarm.compare.runner",
-    "get_error_bars": "swarm.compare.summary_table",
+    "get_error_bars": "swarm.compare.statistics",
     "read_jsonl": "swarm._util.jsonl",
     "write_jsonl": "swarm._util.jsonl",
 }

@@ -128,7 +128,7 @@ def parse_groups(models: str | None, groups: Sequence[str]) -> dict[str, list[st
 
 def describe_plan(questions: "list[Question]", groups: Mapping[str, Sequence[str]]) -> list[str]:
     """Describe the requests of a run, line by line."""
-    from swarm.compare.power import detectable
+    from swarm.compare.statistics import detectable
 
     models = sorted({model for group in groups.values() for model in group})
     lines = []

@@ -31,7 +31,6 @@ from swarm.compare.dataframe import (
     copy_request,
     print_failures,
 )
-from swarm.compare.power import detectable
 from swarm.compare.sampling import (
     ModelCall,
     SampleRequest,
@@ -489,6 +488,8 @@ def ask_plans(plans: Sequence[QuestionPlan]) -> list[dict[str, list[ParaphraseBl
 
 def print_detectable(plans: Sequence[QuestionPlan]) -> None:
     """Print to stderr which differences between the groups of each question are detectable."""
+    from swarm.compare.statistics import detectable
+
     lines = [
         detectable(plan.groups, len(plan.messages), plan.question.samples_per_paraphrase)
         for plan in plans

@@ -158,8 +158,7 @@ def compare_column(
         The section, and the tables "summary" and, of several groups, "differences".
     """
     from swarm.compare.answer_values import infer_kind
-    from swarm.compare.group_tests import pairwise
-    from swarm.compare.summary_table import summary
+    from swarm.compare.statistics import pairwise, summary
 
     several = "group" in df and (df["group"].nunique() > 1 or "model" not in df)
     category = "group" if several else "model"

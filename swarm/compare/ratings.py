@@ -296,7 +296,6 @@ def read_rating(call: ModelCall, bounds: RatingBounds, sample: int = 0) -> Scrip
 
 
 def _estimate_rating(call: ModelCall, bounds: RatingBounds, sample: int) -> Script[Reading]:
-    """Estimate a rating by sampling."""
     from swarm.stats.significance import mean_interval
 
     number = bounds.samples

@@ -56,7 +56,6 @@ def write_report(
     folder: str | Path,
     frames: Mapping[str, "pd.DataFrame"],
     groups: Mapping[str, Sequence[str]] | None = None,
-    title: str = "Compared models",
 ) -> str:
     """Write report.html and each question's data and tables.
 
@@ -67,7 +66,6 @@ def write_report(
         folder: Output folder.
         frames: Data frame by question name.
         groups: Models by group.
-        title: Title of the report.
 
     Returns:
         One or more lines per question: differences found, and comparisons without one.
@@ -80,7 +78,7 @@ def write_report(
         _write_question(Path(folder) / name, name, df, numbers) for name, df in frames.items()
     ]
     page = load_template("report.html.j2", Path(__file__).parent).render(
-        title=title, groups=groups or {}, questions=questions
+        groups=groups or {}, questions=questions
     )
     _write_text(Path(folder) / "report.html", page)
     return "\n".join(

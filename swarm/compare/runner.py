@@ -193,7 +193,6 @@ def in_number_order(done: Iterator[tuple[int, Any]]) -> Generator[tuple[int, Any
 
 
 def _catch_exceptions(func: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """Return the result of a call, or its exception."""
     try:
         return func(**arguments)
     except Exception as error:

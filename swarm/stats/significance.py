@@ -170,7 +170,6 @@ def smallest_gain(items: int, changed: float) -> float | None:
 
 
 def _sign_flip_test(gains: np.ndarray) -> tuple[float, float, float]:
-    """Return interval and p of random sign flips."""
     generator, count = make_generator(1), len(gains)
     flipped, balance = np.empty(RESAMPLES), np.empty(RESAMPLES)
     for start in range(0, RESAMPLES, SIGN_FLIPS_PER_BATCH):  # all at once may not fit in memory

@@ -1,13 +1,14 @@
 """Checks that a task's prompts fit into a model's context, before anything is written."""
 
+import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from swarm.engine.base_model import quiet_transformers
 from swarm.engine.tokenization import apply_chat_template, encode_choice, encode_prompt
 from swarm.errors import UserError
-from swarm.models.base import Completion, Request
+from swarm.models.base import Completion
 from swarm.tasks.base import Item, Task
 
 log = logging.getLogger(__name__)
@@ -84,44 +85,38 @@ def check_context(
     if task.tasks:
         return
     lengths = TokenCounter(tokenizer)
-    graded = task.gold_error is None if "dev" in splits else False
+    graded = "dev" in splits and task.gold_error is None
     for split in splits:
-        _check_split(task, split, lengths, context, key, graded and split == "dev")
-
-
-def _check_split(
-    task: Task, split: str, lengths: TokenCounter, context: float, key: str, graded: bool
-) -> None:
-    try:
-        items = task.items(split)
-    except UserError:
-        if split == "dev":
-            raise
-        return  # the error is raised where the test split is used
-    requests = [_item_requests(task, item, graded) for item in items]
-    lengths.count_prompts(prompt for mine in requests for prompt, _, _ in mine)
-    if (limit := task.max_prompt_tokens) is not None:
-        kept = [
-            index
-            for index, mine in enumerate(requests)
-            if max(lengths.tokens_needed(prompt, (), 0, context) for prompt, _, _ in mine) <= limit
-        ]
-        if not kept:
-            raise UserError(f"{key}.max_prompt_tokens={limit}: leaves no {split} item")
-        if left_out := len(items) - len(kept):
-            words = f"{task.name}: {left_out} of {len(items)} {split} items are left out"
-            log.warning("%s (%s.max_prompt_tokens=%d)", words, key, limit)
-            items, requests = [items[i] for i in kept], [requests[i] for i in kept]
-            task.replace_items(split, items)
-    needs = [max(lengths.tokens_needed(*one, context) for one in mine) for mine in requests]
-    if long := sum(tokens > context for tokens in needs):
-        worst = max(range(len(needs)), key=needs.__getitem__)
-        raise UserError(
-            f"{task.name}: {long} of {len(items)} {split} items do not fit into the model's "
-            f"{context:.0f} tokens; the longest, item {items[worst]['id']!r}, needs "
-            f"{needs[worst]:,} including its answer; shorten them, or leave long ones out by "
-            f"{key}.max_prompt_tokens"
-        )
+        try:
+            items = task.items(split)
+        except UserError:
+            if split == "dev":
+                raise
+            continue  # the error is raised where the test split is used
+        requests = [_item_requests(task, item, graded and split == "dev") for item in items]
+        lengths.count_prompts(prompt for mine in requests for prompt, _, _ in mine)
+        if (limit := task.max_prompt_tokens) is not None:
+            longest = [
+                max(lengths.tokens_needed(prompt, (), 0, context) for prompt, _, _ in mine)
+                for mine in requests
+            ]
+            kept = [index for index, tokens in enumerate(longest) if tokens <= limit]
+            if not kept:
+                raise UserError(f"{key}.max_prompt_tokens={limit}: leaves no {split} item")
+            if left_out := len(items) - len(kept):
+                words = f"{task.name}: {left_out} of {len(items)} {split} items are left out"
+                log.warning("%s (%s.max_prompt_tokens=%d)", words, key, limit)
+                items, requests = [items[i] for i in kept], [requests[i] for i in kept]
+                task.replace_items(split, items)
+        needs = [max(lengths.tokens_needed(*one, context) for one in mine) for mine in requests]
+        if long := sum(tokens > context for tokens in needs):
+            worst = max(range(len(needs)), key=needs.__getitem__)
+            raise UserError(
+                f"{task.name}: {long} of {len(items)} {split} items do not fit into the model's "
+                f"{context:.0f} tokens; the longest, item {items[worst]['id']!r}, needs "
+                f"{needs[worst]:,} including its answer; shorten them, or leave long ones out by "
+                f"{key}.max_prompt_tokens"
+            )
 
 
 def _item_requests(task: Task, item: Item, graded: bool) -> list[tuple[Any, Sequence[str], int]]:
@@ -129,31 +124,21 @@ def _item_requests(task: Task, item: Item, graded: bool) -> list[tuple[Any, Sequ
     found: list[tuple[Any, Sequence[str], int]] = []
     # With another signal, search and final verdict make different requests.
     for played in {id(one): one for one in (task, task.metric_task)}.values():
-        earlier = 0
-        for requests in _iterate_rounds(played, [item]):
-            # A later round may quote the answers of an earlier one.
-            found += [(one.prompt, one.choices, one.token_limit + earlier) for one in requests]
-            if earlier and requests:
-                found += [(one.prompt, (), earlier + 1) for one in requests if one.choices]
-            earlier += max((one.token_limit for one in requests), default=0)
+        play, earlier = played.run([item]), 0
+        answers: list[Completion] | None = None  # the first value sent to a generator
+        with contextlib.suppress(StopIteration):
+            for _ in range(1 if played.needs_setup else MAX_ROUNDS):
+                requests = play.send(answers)  # type: ignore[arg-type]
+                # A later round may quote the answers of an earlier one.
+                found += [(one.prompt, one.choices, one.token_limit + earlier) for one in requests]
+                if earlier:
+                    found += [(one.prompt, (), earlier + 1) for one in requests if one.choices]
+                earlier += max((one.token_limit for one in requests), default=0)
+                answers = [
+                    Completion("", (0.0,) * len(one.choices), choice_tokens=(1,) * len(one.choices))
+                    for one in requests
+                ]
+        play.close()
     if graded:
         found += [(one.prompt, one.choices, 0) for one in task.gold_examples([item])]
     return found
-
-
-def _iterate_rounds(task: Task, items: Sequence[Item]) -> Iterator[list[Request]]:
-    """Yield the requests of each round of `Task.run`, given empty answers."""
-    play = task.run(items)
-    answers: list[Completion] | None = None
-    for _ in range(1 if task.needs_setup else MAX_ROUNDS):
-        try:
-            # The first value sent to a generator must be None.
-            requests = play.send(answers)  # type: ignore[arg-type]
-        except StopIteration:
-            break
-        yield requests
-        answers = [
-            Completion("", (0.0,) * len(one.choices), choice_tokens=(1,) * len(one.choices))
-            for one in requests
-        ]
-    play.close()

@@ -99,22 +99,18 @@ class TimeLimit:
             minutes = self.AUTO if budget is None else None
         self.minutes = minutes
         self.seconds = None if minutes is None else 60 * minutes
-        self._began, self._scoring = time.monotonic(), 0.0
+        self._began, self.scoring = time.monotonic(), 0.0  # of it, the seconds of scoring
 
     def begin(self) -> None:
         """Begin to count the seconds of an iteration."""
-        self._began, self._scoring = time.monotonic(), 0.0
-
-    def add_scoring(self, seconds: float) -> None:
-        """Count seconds since `begin` as those of scoring."""
-        self._scoring += seconds
+        self._began, self.scoring = time.monotonic(), 0.0
 
     def take_seconds(self) -> dict[str, float]:
         """Return the seconds since `begin` and those of scoring, and begin anew.
 
         Empty without a limit, so that such a record does not depend on the machine.
         """
-        found = {"seconds": time.monotonic() - self._began, "scoring_seconds": self._scoring}
+        found = {"seconds": time.monotonic() - self._began, "scoring_seconds": self.scoring}
         self.begin()
         return found if self.minutes is not None else {}
 

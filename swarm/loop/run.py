@@ -5,6 +5,7 @@ Read `Run.search` first, then `Run._run_iteration`.
 
 import contextlib
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from swarm._util.secrets import clean
+from swarm._util.secrets import clean, clean_words
 from swarm._util.settings import Count, Positive, PositiveNumber, Settings, parse_settings
 from swarm._util.terminal import pluralize
 from swarm.engine.base import Engine
@@ -57,7 +58,7 @@ from swarm.optimizers.gradient import MIN_ROUTE_ITEMS
 from swarm.optimizers.static_merges import count_static_merges
 from swarm.optimizers.swarm import NORM_LIMIT
 from swarm.pool.pool import ExpertPool, Pool
-from swarm.runs.folder import CONFIG_FILE, RunRecord
+from swarm.runs.folder import COMMAND_FILE, CONFIG_FILE, RunRecord
 from swarm.runs.pareto_front import (
     check_objectives,
     compute_objectives,
@@ -304,7 +305,7 @@ class Run:
         began = time.monotonic()
         indices = list(map(self.searched.__getitem__, items))
         scores = self._evaluator.score_positions(positions, "dev", indices)
-        self.limit.add_scoring(time.monotonic() - began)
+        self.limit.scoring += time.monotonic() - began
         return scores
 
     def _tell(self, raced: RaceResult, count: int) -> tuple[np.ndarray, np.ndarray | None]:
@@ -375,7 +376,8 @@ class Run:
             resolved = {"pool": {**config.get("pool", {}), **pool.resolved_settings}}
             record.write_json(CONFIG_FILE, clean({**config, **resolved}))
         if arguments is not None:
-            record.save_command(arguments)
+            command = {"arguments": clean_words(arguments), "directory": os.getcwd()}
+            record.write_json(COMMAND_FILE, command)
         if resumed:
             self.optimizer.load_state_dict(record.state["optimizer"])
             for number, entry in enumerate(record.iterations):

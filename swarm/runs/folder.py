@@ -13,17 +13,16 @@ differs from its checksum or is missing, was damaged. run.json has the number of
 written, by which a lost end is noticed.
 """
 
+import contextlib
 import gzip
 import hashlib
 import json
 import logging
 import marshal
-import os
 import time
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,7 @@ from swarm._util.files import (
     write_atomic,
     write_json,
 )
-from swarm._util.secrets import clean, clean_words, identity_values, read_config
+from swarm._util.secrets import clean, identity_values, read_config
 from swarm.errors import UserError
 from swarm.merging.positions import position_label
 from swarm.runs.lock import STUDY_LOCK_FILE
@@ -185,7 +184,7 @@ class Record:
             self.write({"set": changed, **({"unset": gone} if gone else {})})
         return bool(changed or gone)
 
-    @contextmanager
+    @contextlib.contextmanager
     def replacing(self, *places: str) -> Iterator[None]:
         """Replace files or folders inside the context; their checksums are written after it.
 
@@ -388,14 +387,10 @@ def _is_iteration_file(path: str) -> bool:
     return path.startswith("answers/iteration_")
 
 
-def position_key(position: Iterable[float]) -> str:
-    """Return an exact text representation of a position."""
-    return " ".join([float(c).hex() for c in position])
-
-
 def _extra_answers_path(kind: str, position: Iterable[float], items: str) -> str:
     """Return the path of a position's answers outside of the search, relative to the folder."""
-    name = hashlib.sha256(f"{items} {position_key(position)}".encode()).hexdigest()[:16]
+    exact = " ".join([float(c).hex() for c in position])
+    name = hashlib.sha256(f"{items} {exact}".encode()).hexdigest()[:16]
     return f"answers/{kind}_{name}.json.gz"
 
 
@@ -639,11 +634,13 @@ class RunRecord(RunState):
             path = f"answers/{file.name}"
             if path in record.sums:
                 continue
-            if not _is_iteration_file(path) and _is_readable(file):
-                record.add_checksums(path)
-            else:
-                reevaluated |= not _is_iteration_file(path)
-                remove(file)
+            if not _is_iteration_file(path):
+                with contextlib.suppress(UserError):
+                    self.load_packed(file)  # intact by gzip's own checksum
+                    record.add_checksums(path)
+                    continue
+                reevaluated = True
+            remove(file)
         if reevaluated:
             self.state["verdict"] = None
             self.save_state()
@@ -742,16 +739,6 @@ class RunRecord(RunState):
         packed = gzip.compress(encode_json(list(answers)), 6, mtime=0)
         self.write_file(_extra_answers_path(kind, position, items), packed)
 
-    def save_command(self, arguments: Sequence[str]) -> None:
-        """Write the arguments of a search beside its record, so that it can be started again.
-
-        Args:
-            arguments: Arguments of `python -m swarm.search`, including its name; secrets are
-                removed.
-        """
-        facts = {"arguments": clean_words(arguments), "directory": os.getcwd()}
-        self.write_json(COMMAND_FILE, facts)
-
     def write_json(self, name: str, value: Any) -> None:
         """Write a file of JSON with a checksum; `None` removes it."""
         self.write_file(name, None if value is None else encode_json(value, 1) + b"\n")
@@ -809,15 +796,6 @@ def _rebuild_unit(path: str) -> str:
         return path
     # A saved best may have a folder for each route below it.
     return f"{first}/{rest[0]}" if first.startswith("particle_") else first
-
-
-def _is_readable(file: Path) -> bool:
-    """Return whether a file of answers is intact by gzip's own checksum."""
-    try:
-        read_gzip_json(file)
-    except (OSError, ValueError, EOFError, zlib.error):
-        return False
-    return True
 
 
 def build_scratchpad(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Search a pool of experts for the best model of a task: python -m swarm.search task=nlgraph."""
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,8 @@ def main(cfg: DictConfig) -> float:
         if config["dry_run"]:
             from swarm.loop.forecast import describe_plan
 
-            print(describe_plan(run, config))
+            with contextlib.suppress(BrokenPipeError):  # seen again when the output is flushed
+                print(describe_plan(run, config))
             return 0.0
         verdict = run.search(config, resume_arguments(job, name))
         return verdict.dev.utility

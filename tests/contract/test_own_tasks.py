@@ -122,13 +122,11 @@ def test_what_a_function_may_return() -> None:
 def test_the_prompt_is_the_one_that_was_put_and_the_item_stays(tmp_path: Path) -> None:
     file = write(tmp_path / "mine.json", {"dev": [ITEM]})
     task = FunctionTask("mine", str(file), function=changing, template="Q: {prompt}", chat=True)
-    items = task.items("dev")
-    game = task.run(items)
-    (request,) = next(game)
-    assert request.prompt[0].content == "Q: Say it."  # type: ignore[union-attr]
+    game = task.run(task.items("dev"))
+    assert next(game)[0].prompt[0].content == "Q: Say it."  # type: ignore[union-attr]
     with pytest.raises(StopIteration) as end:
         game.send([Completion("ok")])
-    assert end.value.value[0].value == len("Q: Say it.ok") and items[0] == ITEM
+    assert end.value.value[0].value == len("Q: Say it.ok") and task.items("dev")[0] == ITEM
 
 
 def test_the_page_shows_the_examples_as_they_are() -> None:

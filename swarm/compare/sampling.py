@@ -459,16 +459,19 @@ class ScriptRun(Sampler, Generic[T]):
     def _replay(self) -> dict[int, Waiting]:
         """Advance all scripts by cached answers; return what the others wait for."""
 
+        unknown: set[str] = set()  # models that have to be searched, which takes requests
+
         def prepare(call: ModelCall) -> Prepared | None:
-            if call not in self._prepared:
+            if call not in self._prepared and call.model not in unknown:
                 try:
                     model = self._models.get(call.model) or resolve_model(call.model, probe=False)
                 except UserError as error:
                     return self._prepared.setdefault(call, error)
                 if model is None:
-                    return None
-                self._prepare(model, call)
-            return self._prepared[call]
+                    unknown.add(call.model)
+                else:
+                    self._prepare(model, call)
+            return self._prepared.get(call)
 
         waiting, _, sent = _advance(self.scripts, prepare, self.on_result)
         self.received += len(sent)

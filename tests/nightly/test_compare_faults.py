@@ -119,18 +119,6 @@ def test_runs_in_several_threads_share_the_endpoint() -> None:
         assert server.peak <= 8
 
 
-@pytest.mark.parametrize("after", [None, "1"])
-def test_a_rate_limited_endpoint_loses_no_answer(after: str | None) -> None:
-    """100 requests are under way at once, and the endpoint accepts 30 a second."""
-    limited = endpoints.Rationed(30.0, after, repeats)
-    with compare_endpoint.endpoint(limited) as server:
-        began = time.monotonic()
-        heard = run_scripts([script(asked(), n) for n in range(200)])
-        taken = time.monotonic() - began
-    assert texts(heard) == ["so: hello"] * 200
-    assert taken < 10 * 200 / 30 and len(server.asked) < 400
-
-
 @contextmanager
 def nobody() -> Iterator[str]:
     """A base URL where connections are taken and nothing is ever said."""

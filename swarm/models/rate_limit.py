@@ -27,7 +27,8 @@ class Limits:
         retries: Number of retries after 408, 409, 425, 5xx, a lost connection, a timeout or a
             malformed response; none later than 300 s after the first of these.
         rate_limit_timeout: Seconds to retry a rate-limited request (429), counted from its first
-            refusal or from when the server last accepted another request. These do not count as
+            refusal or from when the server last accepted another request (from the first alone
+            if the server has accepted others many times since). These do not count as
             `retries`; meanwhile the rate of all requests is reduced (`AdaptiveThrottle`). 0 retries
             none.
 

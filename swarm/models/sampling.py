@@ -1,10 +1,11 @@
 """Answers to requests: cached ones first, the others from one queue per model.
 
-Everything that is sent to a model passes here, from whichever package. A request to an endpoint:
+Everything that is sent to an endpoint, a function or a model of llm passes here. A
+request to an endpoint:
 
     Sampler.sample         the cache; a sample that is already requested is awaited, not paid twice
       SampledModel.open_session     one batch of the model's queue
-        http.RetryingClient         retries: 429, 5xx, timeouts, malformed responses
+        http.HttpClient.call        retries: 429, 5xx, timeouts, malformed responses
           rate_limit.RateLimiter    when it may be sent: concurrency, rates, the learned rate
 
 From any thread, one model: `model.generate(requests)`, `model.generate_each(requests)` and

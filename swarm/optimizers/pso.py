@@ -150,7 +150,7 @@ class ParticleSwarm(Optimizer):
 
     @property
     def last_start(self) -> int:
-        """The last iteration of the start: the step length and patience count from there."""
+        """The last iteration of the start, from which the step length shrinks."""
         return 0
 
     def _can_move(self) -> bool:

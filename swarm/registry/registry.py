@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from swarm.engine.base_model import BaseModel
     from swarm.registry.local_models import LocalModels
 
-MODEL_KINDS = ("local", "llm", "function", "moa", "consortium")
-"""Prefixes of names other than providers."""
-
 PLUGIN_MODULE_PREFIX = "swarm.consortium."
 """Modules of the classes that represent saved consortia as llm models."""
 
@@ -197,35 +194,29 @@ class Roster:
         first, slash, rest = name.partition("/")
         if slash and not rest and (first in MODEL_KINDS or first in self.providers):
             raise UserError(f"{name}: the model name is missing after {first}/")
-        match first if slash else "":
-            case "local":
-                return self.local.get_model(rest)
-            case "llm":
-                return LLM(rest, cache=self.cache)
-            case "function":
-                return FunctionModel(rest)
-            case "moa":
-                return self._build_composite(
-                    name, lambda: build_mixture(read_preset(rest), self._get_model)
-                )
-            case "consortium":
-                return self._build_composite(
-                    name, lambda: build_consortium(load_config(rest), self.member)
-                )
         if slash and first in self.providers:
             return self.providers[first].create_model(rest, cache=self.cache)
-        return default_provider(name, self.providers).create_model(name, cache=self.cache)
-
-    def _build_composite(self, name: str, make: Callable[[], Model]) -> Model:
-        """Build a model of other models; raise if it contains itself."""
+        if not slash or first not in MODEL_KINDS:
+            return default_provider(name, self.providers).create_model(name, cache=self.cache)
+        # A mixture or a consortium builds its members in here.
         if name in self._building:
             cycle = [*self._building[self._building.index(name) :], name]
             raise UserError(f"{name} contains itself: {' -> '.join(cycle)}")
         self._building.append(name)
         try:
-            return make()
+            return MODEL_KINDS[first](self, rest)
         finally:
             self._building.pop()
+
+
+MODEL_KINDS: dict[str, Callable[[Roster, str], Model]] = {
+    "local": lambda roster, name: roster.local.get_model(name),
+    "llm": lambda roster, name: LLM(name, cache=roster.cache),
+    "function": lambda _, name: FunctionModel(name),
+    "moa": lambda roster, name: build_mixture(read_preset(name), roster._get_model),
+    "consortium": lambda roster, name: build_consortium(load_config(name), roster.member),
+}
+"""Models by the prefix of their names; the other prefixes are providers."""
 
 
 def _strip_llm_prefix(name: str) -> str | None:

@@ -134,8 +134,9 @@ def build_application(home: AppState, token: str | None = None) -> HostGuard:
     from swarm.ui import chat, layout
     from swarm.ui.pages import compare, models, new_search, run, runs
 
-    for page in (runs, run, new_search, models, chat, compare, layout):
+    for page in (runs, run, new_search, models, chat, compare):
         page.register_page(home)
+    layout.register_not_found_page()
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     # A search may slow server and browser down; a late answer must not count as a lost connection.
     # With 10 seconds a browser that stalled for 25 lost its conversation; with 30 it keeps it.

@@ -80,7 +80,7 @@ def page_frame(title: str, here: str | None = None) -> Iterator[None]:
         yield
 
 
-def register_page(home: object) -> None:
+def register_not_found_page() -> None:
     """Register the page of an address that does not exist, with status 404."""
 
     @app.exception_handler(404)

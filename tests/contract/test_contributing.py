@@ -130,11 +130,11 @@ def test_the_model_keeps_the_contract(test: Any, folder: Path, patch: pytest.Mon
 
 def test_the_model_has_a_name_by_one_case(folder: Path, patch: pytest.MonkeyPatch) -> None:
     module = loaded("swarm/models/program.py", folder, patch)
-    source, place = inspect.getsource(registry), '            case "llm":\n'
+    source, place = inspect.getsource(registry), '    "llm": lambda roster, name: LLM('
     assert source.count(place) == 1
-    case = textwrap.indent(shown("swarm/registry/registry.py"), " " * 12)
+    line = textwrap.indent(shown("swarm/registry/registry.py"), " " * 4)
     space = {"__name__": "swarm.registry", "Program": module.Program}
-    exec(source.replace(place, case + place), space)
+    exec(source.replace(place, line + place), space)
     assert space["Roster"](cache=None).model("program/cat").label == "program/cat"
 
 

@@ -179,9 +179,12 @@ class SampledModel(Model):
         seen: Counter[tuple[str, int]] = Counter()
         samples = []
         for call in calls:
-            first = call.request.sample
-            samples.append((call, first + seen[call.key, first]))
-            seen[call.key, first] += 1
+            number = call.request.sample
+            if not call.equal:
+                same = call.key, number
+                number += seen[same]
+                seen[same] += 1
+            samples.append((call, number))
         return shared_event_loop().run(self._answer(samples, stop)) if samples else []
 
     async def _answer(self, samples: Sequence[Sample], stop: bool) -> list[Outcome]:

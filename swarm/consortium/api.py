@@ -99,7 +99,10 @@ class ConsortiumConfig(ConsortiumSettings):
     """
 
     def __init__(self, *positional: Any, **settings: Any) -> None:
-        given = {**settings, **dict(zip(ORIGINAL_ARGUMENTS, positional, strict=False))}
+        named = dict(zip(ORIGINAL_ARGUMENTS, positional, strict=False))
+        if len(named) < len(positional) or named.keys() & settings.keys():
+            raise TypeError(f"by position only once each, and only {', '.join(ORIGINAL_ARGUMENTS)}")
+        given = settings | named
         found = parse_settings(ConsortiumSettings, given)
         chosen = found.arbiter or default_arbiter(found.strategy, found.members)
         super().__init__(**{**dict(found), "arbiter": chosen})
@@ -140,7 +143,7 @@ class Orchestrator:
         consortium: The underlying model.
 
     Raises:
-        UserError: A value is invalid, or a model is unknown.
+        UserError: A value is invalid, or a model is unknown or cannot be used.
     """
 
     def __init__(
@@ -158,6 +161,7 @@ class Orchestrator:
         limits = {"temperature": temperature, "max_new_tokens": max_tokens}
         self.request_fields = {**limits, **request_fields}
         self.consortium = build_consortium(config, (members or Roster(cache=None)).member)
+        self.consortium.check()  # before any member is paid
 
     def orchestrate(
         self, prompt: str | Sequence[Message], watch: OnEvent = ignore_event

@@ -200,9 +200,7 @@ FILE_NAME_PATTERN = re.compile(r"[\w.~/\\-]*\.(?:txt|md|prompt|yaml|json)")
 
 
 def read_text_or_file(given: str) -> str | None:
-    """Return a text, or the content of the file of this name; `None` if it is empty."""
-    if given == "":
-        return given
+    """Return a text, or the content of the file of this name; `None` if it is blank."""
     try:
         is_file = "\n" not in given and len(given) < 1024 and os.path.isfile(given)
         text = Path(given).read_text(encoding="utf-8") if is_file else given

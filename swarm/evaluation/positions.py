@@ -131,6 +131,8 @@ class MixedPositionCandidate(PositionsCandidate):
         coefficients: Mapping[str, FiniteNumber] | Sequence[FiniteNumber],
     ) -> None:
         super().__init__(base, pool, engine)
+        if not coefficients:
+            raise UserError("candidate.coefficients is empty; give {EXPERT: NUMBER, ...}")
         self.coefficients = coefficients
 
     def build_positions(self) -> dict[str, np.ndarray]:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from swarm._util.cli import one_line_errors, run_program
 from swarm._util.files import conf_folder
@@ -34,10 +36,10 @@ def parse_arguments(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
         raise UserError("give one run folder and keys as key=value; see --help", 2)
     keys: dict[str, Any] = {}
     for word in words:
-        key, equals, value = word.partition("=")
+        key, equals, _ = word.partition("=")
         try:
-            keys |= {key: yaml.safe_load(value)} if equals else {}
-        except yaml.YAMLError:
+            keys |= {key: OmegaConf.from_dotlist([word])[key]} if equals else {}
+        except (yaml.YAMLError, OmegaConfBaseException):
             raise UserError(f"{word}: the value cannot be parsed", 2) from None
     return sources[0], keys
 

@@ -153,7 +153,9 @@ def read_questions(
         mistakes = {
             '"turns" are no list of texts': not turns or not _are_texts(turns, blank=False),
             '"reference" is no list of texts, one a turn': not _are_texts(reference),
-            '"required_temperature" is no number': not isinstance(temperature or 0, (int, float)),
+            '"required_temperature" is no number': (
+                temperature is not None and not isinstance(temperature, (int, float))
+            ),
         }
         for mistake, made in mistakes.items():
             if made:

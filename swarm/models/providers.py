@@ -208,7 +208,8 @@ def read_provider_settings(file: Path) -> dict[str, dict[str, Any]]:
     import yaml
 
     try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        found = yaml.safe_load(file.read_text(encoding="utf-8"))
+        found = {} if found is None else found
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -266,11 +266,11 @@ class SharedLocalModel(Model):
             self._batcher.open(choose_device(self.home.device or device))
 
     def generate_each(self, requests: Sequence[Request]) -> list[Completion | UserError]:
-        start = time.monotonic()
         try:
             pending = self._submit_requests(requests)
         except UserError as error:
             return [error] * len(requests)
+        start = time.monotonic()  # loading is not counted
         try:
             return [self._wait_for_completion(one, start) for one in pending]
         finally:

@@ -197,8 +197,9 @@ def _defined_names(node: ast.stmt) -> set[str]:
         return {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
     if not isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
         return set()
-    targets = [one for one in ast.walk(node) if isinstance(one, ast.Name)]
-    return {one.id for one in targets if isinstance(one.ctx, ast.Store)}
+    # table["key"] = 1 and thing.attribute = 1 change what the name stands for, too.
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return {one.id for tree in targets for one in ast.walk(tree) if isinstance(one, ast.Name)}
 
 
 def _imported_files(file: Path, statement: ast.stmt) -> set[Path]:

@@ -219,9 +219,11 @@ def exact_sign_flip_p(gains: np.ndarray) -> float:
     steps = np.round(gains * next(scales, MAX_LATTICE_SCALE / largest)).astype(int)
     # Chances of the sums from -total to total, total being that of the steps so far.
     chances = np.ones(1)
-    for step in np.abs(steps).tolist():
+    for step in np.abs(steps[steps != 0]).tolist():
         half = chances / 2
-        chances = np.pad(half, (0, 2 * step)) + np.pad(half, (2 * step, 0))
+        chances = np.zeros(len(half) + 2 * step)
+        chances[: len(half)] += half
+        chances[2 * step :] += half
     total = len(chances) // 2
     far = np.abs(np.arange(-total, total + 1)) >= abs(steps.sum())
     return min(1.0, float(chances[far].sum()))

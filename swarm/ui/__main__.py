@@ -5,7 +5,8 @@ from pathlib import Path
 import click
 
 from swarm._util.cli import run_program
-from swarm._util.options import CONTEXT, run_click
+from swarm._util.options import CONTEXT, SettingType, run_click
+from swarm._util.settings import Text
 from swarm.errors import UserError, require_packages
 
 DESCRIPTION = """\
@@ -38,12 +39,18 @@ sends no data elsewhere. Ctrl-C stops it; searches that it started continue.
     is_flag=True,
     help="Require no token: every user of this machine can start searches.",
 )
-@click.option("--pool", default="initial_experts", help="Folder of the experts of local/ names.")
+@click.option(
+    "--pool",
+    type=SettingType(Text),
+    default="initial_experts",
+    help="Folder of the experts of local/ names.",
+)
 @click.option(
     "--base",
+    type=SettingType(Text),
     help="Base of local/ names: an option of conf/model or a folder; usually the experts name it.",
 )
-@click.option("--device", help="Device of local models: cpu, cuda, cuda:1.")
+@click.option("--device", type=SettingType(Text), help="Device of local models: cpu, cuda, cuda:1.")
 @click.option(
     "--config-dir",
     type=click.Path(exists=True, file_okay=False, resolve_path=True, path_type=Path),

@@ -433,6 +433,7 @@ def test_mistakes_are_named(
         (lambda: MixedPositionCandidate(*given, [1.0, 2.0]), "coefficients.*4"),
         (lambda: MixedPositionCandidate(*given, {"amber": float("nan")}), "coefficients.*NaN"),
         (lambda: MixedPositionCandidate(*given, None), "candidate.coefficients=null"),  # type: ignore[arg-type]
+        (lambda: MixedPositionCandidate(*given, {}), "candidate.coefficients is empty"),
         (lambda: CheckpointCandidate(base, None), "candidate.folder=null"),  # type: ignore[arg-type]
         (lambda: CheckpointCandidate(base, "nowhere"), "nowhere"),
         (lambda: CheckpointCandidate(base, str(tmp_path / "empty")), "empty"),

@@ -18,6 +18,7 @@ from small_consortia import config
 
 from swarm._util.settings import parse_settings
 from swarm.consortium import create_consortium
+from swarm.consortium.api import ConsortiumConfig, Orchestrator
 from swarm.errors import UserError
 from swarm.models.base import Message, Request
 from swarm.models.function import FunctionModel
@@ -152,6 +153,11 @@ def test_the_arguments_of_older_programs() -> None:
     for settings, words in wrong:
         with pytest.raises(UserError, match=words):
             create_consortium(**{"models": [VOICE], **settings})
+    with pytest.raises(UserError, match="OPENAI_API_KEY is not set"):
+        Orchestrator(ConsortiumConfig({VOICE: 2}, arbiter="openai/gpt-4o"))
+    for positional in (({VOICE: 1}, "sys", 0.7, 2, 1, VOICE, "rank"), ({VOICE: 1},)):
+        with pytest.raises(TypeError, match="by position"):
+            ConsortiumConfig(*positional, models={VOICE: 1})
 
 
 def test_prompts_are_answered_for_themselves_and_unrecorded(folder: Path) -> None:

@@ -289,6 +289,7 @@ def test_a_mistake_on_the_command_line_is_one_line(found: Path, tmp_path: Path) 
     ):
         done = commands.run("swarm.export", *words)
         assert done.code in (1, 2) and said in done.err and len(done.err.splitlines()) == 1
-    done = commands.run("swarm.export", found, f"to={tmp_path}/mine", "particle=2", "private=false")
-    assert done.code == 0 and (tmp_path / "mine" / "README.md").is_file(), done.err
+    words = ["to=2026-11-27", "particle=2", "private=false"]
+    done = commands.run("swarm.export", found, *words, cwd=tmp_path)
+    assert done.code == 0 and (tmp_path / "2026-11-27" / "README.md").is_file(), done.err
     assert "push_to_hub" in commands.run("swarm.export", "--help").out

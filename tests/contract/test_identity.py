@@ -23,9 +23,11 @@ FUNCTIONS = """\
 import helper
 
 WORDS = ("good", "better")
+POINTS = {}
+POINTS["each"] = 3
 
 def worth(text):
-    return sum(word in text for word in WORDS) + helper.bonus(text)
+    return POINTS["each"] * sum(word in text for word in WORDS) + helper.bonus(text)
 
 def score(prompt, answer, item):
     return worth(answer)
@@ -126,6 +128,7 @@ def told(folder: Path) -> str:
         ("functions.py", "return worth(answer)", "return -worth(answer)", True),
         ("functions.py", "word in text for", "word == text for", True),
         ("functions.py", '"better"', '"best"', True),
+        ("functions.py", 'POINTS["each"] = 3', 'POINTS["each"] = 4', True),
         ("helper.py", "return 0", "return 1", True),
         ("functions.py", "return 1", "return 2", False),
     ],

@@ -10,6 +10,7 @@ from nicegui import ui
 
 from swarm._util.terminal import format_interval, format_p, format_signed
 from swarm._util.threads import run_in_thread
+from swarm.errors import UserError
 from swarm.evaluation.positions import MixtureScoring
 from swarm.merging.positions import describe_position
 from swarm.moa.cli import format_endpoint
@@ -48,7 +49,12 @@ def register_page(home: AppState) -> None:
     def models_page() -> None:
         def load() -> tuple[Any, ...]:
             experts, bests = list(expert_mixer.list_experts(home)), expert_mixer.list_bests(home)
-            return experts, bests, expert_mixer.list_model_names(home), home.roster.providers
+            endpoints: Mapping[str, Any] | UserError
+            try:
+                endpoints = home.roster.providers
+            except UserError as error:  # of the user's file; the rest of the page is of use
+                endpoints = error
+            return experts, bests, expert_mixer.list_model_names(home), endpoints
 
         with page_frame("Models"):
             draw_when_loaded(load, lambda found: _draw_models(home, *found))
@@ -71,7 +77,7 @@ def _draw_models(
     found: list[Adapter | str],
     bests: list[expert_mixer.BestOfRun],
     names: list[str],
-    providers: Mapping[str, Any],
+    providers: Mapping[str, Any] | UserError,
 ) -> None:
     experts = [one for one in found if isinstance(one, Adapter)]
     for wrong in (one for one in found if isinstance(one, str)):
@@ -102,6 +108,9 @@ def _draw_models(
         for name in names:
             if not name.startswith("local/"):
                 _draw_row(name, expert_mixer.describe_members(name))
+        if isinstance(providers, UserError):
+            draw_alert(str(providers))
+            return
         with ui.expansion(f"Endpoints: {len(providers)}"):
             for name, provider in providers.items():
                 _draw_row(f"{name}/MODEL", format_endpoint(provider), linked=False)

@@ -268,5 +268,5 @@ class CachedEncoder:
                 self._found.clear()
                 self._count = 0
             ids = self._found[given] = self._encode(*given)
-            self._count += len(ids)
+            self._count += len(ids) + sum(len(str(one)) // 4 for one in given)  # of the key, too
         return ids

@@ -138,7 +138,14 @@ def run_worker_process(
         torch.set_num_threads(threads)
     try:
         while True:
-            pipe.send(answer_job(worker, pipe.recv(), device))
+            job = pipe.recv()
+            answer = answer_job(worker, job, device)
+            try:
+                pipe.send(answer)
+            except BrokenPipeError:
+                raise
+            except Exception as error:  # such as an answer of a task that cannot be pickled
+                pipe.send(f"{format_failure(job, error)}\n{traceback.format_exc()}")
     except (EOFError, KeyboardInterrupt, BrokenPipeError):
         worker.close()
 

@@ -52,8 +52,8 @@ class Recipe(Settings):
 
 def read_jsonl(path: Path) -> list[Pair]:
     """Read the pairs of a file with one {"prompt": ..., "response": ...} per line."""
-    rows = read_json_rows(path, {"prompt": str, "response": str})
-    return [(row["prompt"], row["response"]) for row in rows]
+    rows = read_json_rows(path, {"prompt": (str, int, float), "response": (str, int, float)})
+    return [(str(row["prompt"]), str(row["response"])) for row in rows]
 
 
 def read_gym(categories: list[str], count: int, seed: int) -> list[Pair]:

@@ -56,7 +56,7 @@ from swarm.loop.terminal import Progress, SearchView, buffer_log, flush_log_to
 from swarm.optimizers.base import DescentPlan, Optimizer, SearchResources
 from swarm.optimizers.gradient import MIN_ROUTE_ITEMS
 from swarm.optimizers.static_merges import count_static_merges
-from swarm.optimizers.swarm import NORM_LIMIT
+from swarm.optimizers.swarm import NORM_LIMIT, MemeticSwarm
 from swarm.pool.pool import ExpertPool, Pool
 from swarm.runs.folder import COMMAND_FILE, CONFIG_FILE, RunRecord
 from swarm.runs.pareto_front import (
@@ -494,6 +494,11 @@ class Run:
                 f"the updates of {', '.join(self.pool.names[k] for k in damped)} are more than "
                 f"{NORM_LIMIT:.0f} times as large as the pool's median: they count less in soups "
                 "and move less (python -m swarm.pool check; pool.experts leaves experts out)"
+            )
+        if self.pool.routes > 1 and isinstance(optimizer, MemeticSwarm) and not optimizer.composed:
+            notes.append(
+                "no particle is composed of the best for each kind of prompt: optimizer.particles "
+                "is below one for each expert, soup and start and one more; null is enough"
             )
         if router := self.pool.router:
             notes.append(

@@ -1,6 +1,7 @@
 """Discovery and consistency of a pool's experts: names, base model, modules, shapes, config."""
 
 import logging
+import os
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -60,6 +61,8 @@ def find_adapters(folder: Path) -> dict[str, str]:
     files = (CONFIG_FILE, WEIGHTS_FILE, PICKLE_FILE, f"{WEIGHTS_FILE}.index.json")
     found = {}
     for one in subfolders:
+        if not os.access(one, os.X_OK) and one.is_dir():
+            continue  # such as lost+found; named in `pool.experts`, it is missing
         held = [name for name in files if (one / name).exists()]
         links = [one, one / CONFIG_FILE, one / WEIGHTS_FILE]
         if any(path.is_symlink() and not path.exists() for path in links):

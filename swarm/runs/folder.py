@@ -618,7 +618,8 @@ class RunRecord(RunState):
         """Remove damaged and unfinished files, so that they are written again, and log it."""
         record = self._record
         if record.cut() or SUMMARY_FILE in self._damaged:
-            remove(self.folder / SUMMARY_FILE)  # which may be a folder or a pipe
+            if not (self.folder / SUMMARY_FILE).is_file():
+                remove(self.folder / SUMMARY_FILE)  # which may be a folder or a pipe
             self._write_summary()
         damaged = [path for path in self._damaged if not _is_iteration_file(path)]
         if damaged:
@@ -635,11 +636,13 @@ class RunRecord(RunState):
             if path in record.sums:
                 continue
             if not _is_iteration_file(path):
-                with contextlib.suppress(UserError):
-                    self.load_packed(file)  # intact by gzip's own checksum
+                try:
+                    self.load_packed(file)
+                except UserError:
+                    reevaluated = True
+                else:  # intact by gzip's own checksum
                     record.add_checksums(path)
                     continue
-                reevaluated = True
             remove(file)
         if reevaluated:
             self.state["verdict"] = None

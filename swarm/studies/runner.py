@@ -123,7 +123,7 @@ class StudyRunner:
                 _say(f"{cell.path} ({number} of {len(todo)}): begins")
                 try:
                     result = await self._run_cell(cell)
-                except (CellError, UserError) as error:
+                except (CellError, UserError, TimeoutError) as error:
                     self.failed[cell.path] = str(error)
                     _say(f"{cell.path}: failed: {error}")
                     return
@@ -203,10 +203,11 @@ class StudyRunner:
             try:
                 await asyncio.shield(waiting)
             except asyncio.CancelledError:
-                if not waiting.done():
-                    os.kill(process.pid, signal.SIGINT)
-                if not (await asyncio.wait([waiting], timeout=INTERRUPT_TIMEOUT_S))[0]:
-                    os.kill(process.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it may end in this moment
+                    if not waiting.done():
+                        os.kill(process.pid, signal.SIGINT)
+                    if not (await asyncio.wait([waiting], timeout=INTERRUPT_TIMEOUT_S))[0]:
+                        os.kill(process.pid, signal.SIGKILL)
                 raise
             finally:
                 _, status, usage = await waiting
@@ -356,9 +357,14 @@ class StudyRunner:
         words += [f"run={start}", f"seed={cell.seed or 0}", "test=true"]
         words.append(f"steps={_affordable_steps(words, budget - count * cell.dev, task)}")
         file = folder / "tuning.json"
-        if not file.is_file() or not json.loads(file.read_text()).get("verdict"):
+        try:
+            state = json.loads(file.read_text())
+            finished = bool(state["verdict"])
+        except (OSError, ValueError, TypeError, KeyError):
+            finished = False
+        if not finished:  # it says what is damaged
             await self._run_process(folder, "swarm.finetune", *words)
-        state = json.loads(file.read_text())
+            state = json.loads(file.read_text())
         facts, verdict = state["tuning"], Verdict.from_dict(state["verdict"])
         assert verdict.start_model.dev is not None
         before, after = read_gzip_json(folder / "answers.json.gz")["test"]

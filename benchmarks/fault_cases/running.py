@@ -3,17 +3,18 @@
 import contextlib
 import os
 import resource
+import runpy
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import searches
-import warm_python
 
 from fault_cases import Case, Outcome
 from swarm._util.terminal import escape_control_chars
@@ -40,12 +41,28 @@ def _child(case: Case, here: Path) -> None:
     words = [word.replace("{here}", str(here)) for word in case.words]
     try:
         case.hook()
-        code = warm_python.run(words)
+        code = _run_module(words[1], words[2:])
     except BaseException:
         sys.excepthook(*sys.exc_info())
         code = 70
     sys.stdout.flush()
     os._exit(code if isinstance(code, int) else 1)
+
+
+def _run_module(name: str, words: Sequence[str]) -> int:
+    """Run `python -m NAME WORDS` in this process and return its exit code."""
+    sys.argv[:] = [name, *words]
+    sys.path.insert(0, os.getcwd())
+    # What is imported already runs once more, as __main__.
+    warnings.simplefilter("ignore", RuntimeWarning)
+    try:
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+            return 1
+        return end.code or 0
+    return 0
 
 
 def _begin(case: Case, here: Path) -> int:

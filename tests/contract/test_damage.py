@@ -254,6 +254,24 @@ def test_a_folder_with_something_in_it_is_not_removed(lab: Lab) -> None:
     assert (lab.folder / "config.json" / "thesis.tex").read_text() == "years of work"
 
 
+def test_a_disk_that_is_full_at_a_start_costs_no_answers(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.restore()
+    record = Record(lab.folder).read()
+    path = next(one for one in record.sums if one.startswith("answers/test_"))
+    record.forget([path])  # as after a kill between the file and its checksum
+
+    def refuse(*_: object) -> None:
+        raise UserError("cannot write: no space left")
+
+    with monkeypatch.context() as full:
+        full.setattr("swarm.runs.folder.append", refuse)
+        assert "no space left" in str(lab.again())
+    assert (lab.folder / path).read_bytes() == lab.whole[path]
+    assert lab.again() is None and path in read_record(lab.folder).sums
+
+
 def test_answers_that_are_removed_while_the_search_runs_are_named(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

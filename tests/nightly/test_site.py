@@ -112,8 +112,8 @@ def test_a_dead_link_fails_the_build(tmp_path: Path) -> None:
 
 def test_links_to_the_repository_show_its_files(site: Path) -> None:
     page = (site / "tasks.html").read_text(encoding="utf-8")
-    assert re.search(r'href="(\./)?files/conf/task/mmlu.yaml.html"', page)
-    text = (site / "files" / "conf" / "task" / "mmlu.yaml.html").read_text(encoding="utf-8")
+    assert re.search(r'href="(\./)?files/conf/task/medqa.yaml.html"', page)
+    text = (site / "files" / "conf" / "task" / "medqa.yaml.html").read_text(encoding="utf-8")
     assert "swarm.tasks.multiple_choice.MultipleChoice" in text
     folder = (site / "files" / "conf" / "consortium.html").read_text(encoding="utf-8")
     names = [path.name for path in (ROOT / "conf" / "consortium").glob("*.yaml")]
@@ -149,7 +149,7 @@ def keys(path: Path) -> Iterator[tuple[str, str]]:
     group = path.parent.name
     for line in path.read_text(encoding="utf-8").splitlines():
         match = re.match(r"(\w+): +\S.*? +# (.+)$", line)
-        if match and not match[1].startswith("_") and '"' not in line:
+        if match and match[1] != "defaults" and not match[1].startswith("_") and '"' not in line:
             dotted = group not in ("conf", "experiment", "moa", "consortium", "study")
             yield (f"{group}.{match[1]}" if dotted else match[1]), match[2]
 

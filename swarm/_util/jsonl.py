@@ -12,6 +12,7 @@ from swarm._util.files import (
     encode_json,
     make_folder,
     parse_json,
+    read_bytes,
     sync_folder,
     write_atomic,
 )
@@ -38,7 +39,7 @@ def read_utf8(path: Path, whole_lines: bool = False) -> str:
         UserError: It cannot be read, or is not UTF-8.
     """
     try:
-        data = path.read_bytes()  # of a pipe, too
+        data = read_bytes(path)
         # A write that was cut may end within a character: what is left out is not decoded.
         text = data[: data.rfind(b"\n") + 1 if whole_lines else None].decode("utf-8-sig")
         return io.StringIO(text, newline=None).read()

@@ -143,7 +143,7 @@ class Orchestrator:
         consortium: The underlying model.
 
     Raises:
-        UserError: A value is invalid, or a model is unknown or cannot be used.
+        UserError: A value is invalid, or a model is unknown.
     """
 
     def __init__(
@@ -161,7 +161,6 @@ class Orchestrator:
         limits = {"temperature": temperature, "max_new_tokens": max_tokens}
         self.request_fields = {**limits, **request_fields}
         self.consortium = build_consortium(config, (members or Roster(cache=None)).member)
-        self.consortium.check()  # before any member is paid
 
     def orchestrate(
         self, prompt: str | Sequence[Message], watch: OnEvent = ignore_event
@@ -175,7 +174,7 @@ class Orchestrator:
             watch: Receives each event.
 
         Raises:
-            UserError: There is no answer.
+            UserError: A model cannot be used, or there is no answer.
             QuestionInterrupted: It was interrupted; the members' answers so far are recorded.
         """
         turns = (Message("user", prompt),) if isinstance(prompt, str) else tuple(prompt)
@@ -183,6 +182,7 @@ class Orchestrator:
             raise UserError(
                 "the prompt is empty; give a question, or a conversation that ends with one"
             )
+        self.consortium.check()  # before any member is paid
         question = turns[-1].content
         iterations: list[Iteration] = []
         answers: list[AgentAnswer] = []

@@ -154,7 +154,7 @@ def test_the_arguments_of_older_programs() -> None:
         with pytest.raises(UserError, match=words):
             create_consortium(**{"models": [VOICE], **settings})
     with pytest.raises(UserError, match="OPENAI_API_KEY is not set"):
-        Orchestrator(ConsortiumConfig({VOICE: 2}, arbiter="openai/gpt-4o"))
+        Orchestrator(ConsortiumConfig({VOICE: 2}, arbiter="openai/gpt-4o")).orchestrate("seventeen")
     for positional in (({VOICE: 1}, "sys", 0.7, 2, 1, VOICE, "rank"), ({VOICE: 1},)):
         with pytest.raises(TypeError, match="by position"):
             ConsortiumConfig(*positional, models={VOICE: 1})

@@ -231,10 +231,10 @@ class TextPart:
         for number, token in enumerate(completion.token_ids):
             found: dict[str, Any] = {"tokens": token}
             if self.row.top:
-                told = completion.logprobs[number]
-                ranked = sorted((one.rank, other, one.logprob) for other, one in told.items())
+                by_token = completion.logprobs[number]
+                ranked = sorted((one.rank, other, one.logprob) for other, one in by_token.items())
                 _, ids, values = zip(*ranked, strict=True)
-                found |= {"logprobs": told[token].logprob, "ids": ids, "values": values}
+                found |= {"logprobs": by_token[token].logprob, "ids": ids, "values": values}
             self.row.add_token(found, self.ends)
             if not self.row.live:
                 return True

@@ -160,7 +160,7 @@ class Run:
         self.limit = TimeLimit(self.settings.minutes, self.settings.budget)
         self.uses_gradients, self.notes = False, list[str]()
         self._evaluator = Evaluator(task, executor, job, shared)
-        self._known = EvaluatedPositions(self.record)
+        self._known: EvaluatedPositions  # by `check_inputs`, which knows the routes
         self.searched, self.held_out = list[int](), list[int]()  # indices of dev items
         self._item_routes: np.ndarray | None = None  # the route of each searched item
         self._derive_at = 0.0

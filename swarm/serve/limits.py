@@ -164,8 +164,8 @@ class BodyLimit:
         if too_large and not started:
             error = HttpError(f"the body has more than {MAX_BODY_BYTES} bytes", 413)
             body = encode_json(error.body)
-            told = {"Content-Type": "application/json", "Content-Length": f"{len(body)}"}
-            told |= {"Connection": "close", **error.headers}
-            encoded = [(name.lower().encode(), value.encode()) for name, value in told.items()]
+            response = {"Content-Type": "application/json", "Content-Length": f"{len(body)}"}
+            response |= {"Connection": "close", **error.headers}
+            encoded = [(name.lower().encode(), value.encode()) for name, value in response.items()]
             await send_part({"type": "http.response.start", "status": 413, "headers": encoded})
             await send_part({"type": "http.response.body", "body": body})

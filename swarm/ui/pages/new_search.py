@@ -213,14 +213,14 @@ class SearchForm:
             return
         self._checking = True
         self._cost.set_text("Computing the cost …")
-        valid, told = await run_in_thread(check_search, arguments, self._home.folder)
+        valid, result = await run_in_thread(check_search, arguments, self._home.folder)
         self._checking = False
         if self._arguments is not arguments:  # the form changed meanwhile
             return
         self._arguments = None
-        self._cost.set_text(told.split("\n")[0] if valid else "")
-        self._start.error.set_text("" if valid else told)
-        self._plan_text.set_text(told)
+        self._cost.set_text(result.split("\n")[0] if valid else "")
+        self._start.error.set_text("" if valid else result)
+        self._plan_text.set_text(result)
         self._plan.set_visibility(valid)
 
     async def _start_search(self) -> None:

@@ -121,9 +121,8 @@ OF_KEY: dict[str, list[str]] = {
     "pool.space": [*WORD, "null"],
     "pool.export_rank": [*WHOLE, "0", "4"],
     "pool.groups": [*WORD, "0", "-1", "1.5", "null"],
-    "pool.noise_rows": [*WHOLE, "null", "99999999999", HUGE, "1000000"],
-    "pool.noise_scale": [*NUMBER, "-1", "0", "null"],
-    "pool.noise_seed": [*WHOLE, "null"],
+    "pool.control": WORD,
+    "pool.control_seed": [*WHOLE, "null"],
     "pool.elites": [*PLACE, "''", "{here}", "{here}/file"],
     "pool.elite_count": [*WHOLE, "0", "null"],
     "pool.recipes": LIST,
@@ -261,7 +260,7 @@ def _structures() -> Iterator[list[str]]:
         *("choose=kept", "test=1", "test=yes", "noise_floor=0", "dry_run=1", "dry_run=yes"),
         *("optimizer.particles=3", "optimizer.minimum_step_length=0.9", "engine=vllm", "\udce9=1"),
         *("engine=token", "engine=full", "pool=full_models", "pool=models", "name=\udce9"),
-        *("optimizer=nsga2", "pool.base_row=maybe", "pool.noise_rows=3.0", "folder=\udce9/x"),
+        *("optimizer=nsga2", "pool.base_row=maybe", "pool.control=3.0", "folder=\udce9/x"),
         *("executor.gpus=[7]", "racing=exact racing.chunk=0", "shared=\udcff"),
         "pool.folder=\udce9",
     ):
@@ -272,7 +271,6 @@ def _structures() -> Iterator[list[str]]:
     yield ["-m", "seed=range(3"]
     yield ["--config-dir", "/nope", "experiment=paper"]
     yield ["dry_run=true", "optimizer.particles=1000000"]
-    yield ["dry_run=true", "pool.noise_rows=99999999999"]
     yield ["dry_run=true", "optimizer.particles=" + HUGE]
     yield ["dry_run=true", "pool.folder={here}/fifo"]
     yield ["dry_run=true", "task.file={here}/fifo"]

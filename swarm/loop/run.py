@@ -66,7 +66,7 @@ from swarm.runs.pareto_front import (
     describe_front,
     objectives_to_lists,
 )
-from swarm.runs.verdict import Verdict, read_verdict
+from swarm.runs.verdict import CONTROL, Verdict, read_verdict
 from swarm.tasks.base import Score, Task, first_prompts, prompt_form
 from swarm.trackers import Tracker
 
@@ -477,7 +477,9 @@ class Run:
 
     def _describe_optimizer(self, missing: str | None) -> list[str]:
         """Return the lines to print about the optimizer before a search."""
-        optimizer, notes = self.optimizer, []
+        optimizer, notes = self.optimizer, list[str]()
+        if self.pool.control:
+            notes.append(f"a control: {CONTROL}, of the same shapes and norms (pool.control)")
         learns = self.task.black_box and missing is None
         if optimizer.reason:
             unused = learns and optimizer.needs_gradients is None
@@ -519,6 +521,7 @@ class Run:
             "noise_floor": given.noise_floor,
             **({"front": front} if front else {}),
             **({"baselines": baselines} if baselines else {}),
+            **({"control": self.pool.control} if self.pool.control else {}),
         }
         verdict = read_verdict(self.record.state)
         if verdict is None or verdict.settings != settings:

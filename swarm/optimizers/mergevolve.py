@@ -6,7 +6,6 @@ from typing import ClassVar
 import numpy as np
 
 from swarm._util.settings import Positive, PositiveNumber, checked
-from swarm.errors import UserError
 from swarm.optimizers.base import Optimizer, Particles, Rows, rank_weights
 from swarm.optimizers.random_streams import expert_positions, initial_population
 
@@ -30,8 +29,7 @@ class MergeEvolve(Optimizer):
 
     - Noise is added to coefficients; there it is added to every entry of A and B, which no
       coefficients can express. Noise on coefficients leaves the convex hull of the experts (sums
-      are free, signs too) but not their span. `pool.noise_rows=M` adds M random directions to the
-      span; set `merged` to the number of experts then.
+      are free, signs too) but not their span.
     - sigma = 0.1 is a tenth of an expert here, and a tenth of a weight's unit there.
     - Perturbations of equal utility share the mean of their rank weights; there the order of
       evaluation decides.
@@ -45,7 +43,6 @@ class MergeEvolve(Optimizer):
         sigma: Standard deviation of the noise on a coefficient.
         alpha: Learning rate.
         tau: Temperature of the first merge; higher is closer to the uniform mean.
-        merged: Number of first rows of the pool that form the merged model; None is all.
     """
 
     NAME: ClassVar[str] = "mergevolve"
@@ -57,15 +54,11 @@ class MergeEvolve(Optimizer):
     sigma: PositiveNumber = 0.1
     alpha: PositiveNumber = 0.1
     tau: PositiveNumber = 1.0
-    merged: Positive | None = None
 
     def _population_size(self, experts: int) -> int:
         return max(experts, self.samples + 1)
 
     def _initial_population(self, experts: int, count: int) -> np.ndarray:
-        if self.merged is not None and self.merged > experts:
-            raise UserError(f"""optimizer.merged={self.merged}: must be at most {experts}, the rows
-                of the pool, or null for all""")
         rows = initial_population(experts, count, self.seed, groups=self.groups)
         rows[experts : experts + 1] = 1 / experts
         self.theta = np.full(self.groups * experts, 1 / experts)
@@ -82,10 +75,9 @@ class MergeEvolve(Optimizer):
 
     def _merge_experts(self, utilities: np.ndarray) -> np.ndarray:
         """Return the merged model, [G x K], without unmeasured experts."""
-        count = self.merged or self.experts
-        found = np.flatnonzero(np.isfinite(utilities[:count]))
+        found = np.flatnonzero(np.isfinite(utilities[: self.experts]))
         if not len(found):
-            found, utilities = np.arange(count), np.zeros(count)
+            found, utilities = np.arange(self.experts), np.zeros(self.experts)
         z = utilities[found] - utilities[found].mean()
         spread = z.std()
         logits = (z / spread if spread > 0 else 0 * z) / self.tau

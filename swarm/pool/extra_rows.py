@@ -1,4 +1,4 @@
-"""Rows of a pool's basis other than experts: base, noise, elites, sparsified experts, recipes."""
+"""Rows of a pool's basis other than experts: base, elites, sparse ones, recipes; random twins."""
 
 import hashlib
 import json
@@ -78,17 +78,16 @@ class BaseRow(PoolRow):
 
 
 @dataclass(frozen=True)
-class NoiseRow(PoolRow):
-    """A random update of the experts' modules and ranks.
+class RandomTwin(PoolRow):
+    """A random update in place of an expert, of the same shapes (pool.control=random).
 
-    At every module the norm of A is the mean of the experts', and the norm of the update `scale`
-    times the mean of theirs, in the Frobenius norm, over the experts that adapt the module.
+    Its factors are Gaussian; at every module A and the update B A have the Frobenius norms of the
+    expert's. What a search finds without the experts' content, it finds with their twins.
     """
 
     name: str
-    experts: Sequence[PoolRow]
     shapes: Mapping[str, FactorShape]
-    scale: float
+    expert: PoolRow
     seed: int
 
     def load_factors(self, module: str) -> "FactorPair":
@@ -100,15 +99,14 @@ class NoiseRow(PoolRow):
         generator = np.random.Philox(_hash_seed(self.seed, self.name, module))
         draw = np.random.Generator(generator).standard_normal
         a, b = (torch.from_numpy(draw(size)) for size in ((rank, inputs), (outputs, rank)))
-        pairs = [_single_precision(one, module) for one in self.experts if module in one.shapes]
-        norms = [update_norm(first.double(), second.double()) for first, second in pairs]
-        a *= sum(float(first.norm()) for first, _ in pairs) / len(pairs) / float(a.norm())
-        # Avoid division by zero: one or all experts may be zero at this module.
-        b *= self.scale * sum(norms) / len(norms) / (update_norm(a, b) or 1.0)
+        first, second = (one.double() for one in self.expert.load_factors(module))
+        a *= first.norm() / a.norm()
+        # Avoid division by zero: an expert may be zero at this module.
+        b *= update_norm(first, second) / (update_norm(a, b) or 1.0)
         return a.float().double(), b.float().double()
 
     def identity_bytes(self) -> bytes:
-        return json.dumps([self.name, self.scale, self.seed]).encode()
+        return json.dumps(["random twin", self.seed]).encode() + self.expert.identity_bytes()
 
 
 @dataclass(frozen=True)
@@ -154,27 +152,15 @@ class MergedRow(PoolRow):
 
 @dataclass(frozen=True)
 class ExtraRows:
-    """Settings of the rows that a pool makes itself (pool.base_row and so on)."""
+    """Settings of the rows that a pool makes of its experts (pool.recipes and so on)."""
 
     base_row: bool
-    noise_rows: int
-    noise_scale: float
-    noise_seed: int
     recipes: Sequence[str]
     density: float
     sparse_rows: float | None
 
-    def before_elites(self, experts: Sequence[PoolRow]) -> list[PoolRow]:
-        """Return the rows between the experts and the elites: base and noise."""
-        rows: list[PoolRow] = [BaseRow()] if self.base_row else []
-        shapes = _max_rank_shapes(experts)
-        for number in range(self.noise_rows):
-            name = f"noise_{number}"
-            rows.append(NoiseRow(name, experts, shapes, self.noise_scale, self.noise_seed))
-        return rows
-
-    def after_elites(self, experts: Sequence[PoolRow], space: str) -> list[PoolRow]:
-        """Return the rows after the elites: sparsified experts and recipes.
+    def make_rows(self, experts: Sequence[PoolRow], space: str) -> list[PoolRow]:
+        """Return the sparsified experts and recipes.
 
         Their rank suffices for a sum of all experts.
         """

@@ -39,7 +39,7 @@ from swarm.pool.discovery import (
     find_experts,
     name_of,
 )
-from swarm.pool.extra_rows import ExtraRows, load_elites
+from swarm.pool.extra_rows import BaseRow, ExtraRows, RandomTwin, load_elites
 from swarm.pool.groups import ALL_MODULES, AUTO, GroupKind, divide_modules, route_group_names
 from swarm.pool.prompt_router import MAX_ROUTES, PromptRouter, fit_router, read_router
 
@@ -74,6 +74,7 @@ class ExpertPool:
         groups: Names of the module groups with separate coefficients; a single group is "all".
         router: Routes prompts to parts of a position; `None` for a single route.
         routed: Whether the pool has several routes by its settings, not by its prompts.
+        control: "random" if each expert is replaced by a random twin; else `None`.
     """
 
     names: list[str]
@@ -83,6 +84,7 @@ class ExpertPool:
     groups: Sequence[str] = ("all",)
     router: PromptRouter | None = None
     routed: bool = False
+    control: Literal["random"] | None = None
 
     @property
     def routes(self) -> int:
@@ -141,7 +143,7 @@ class ExpertPool:
 class Pool(ExpertPool):
     """K rows: the experts of `folder`, then, if configured, rows made by the pool.
 
-    Experts are in the order of `experts` or of their names; base, noise, elites, sparsified experts
+    Experts are in the order of `experts` or of their names; base, elites, sparsified experts
     and recipes follow. The arguments are the keys pool.*, explained in docs/pool.md.
 
     Available after `open`: `names` (K), `groups` (G), `modules` (name of the module -> (in, out,
@@ -163,9 +165,6 @@ class Pool(ExpertPool):
         export_rank: Positive | None = None,
         groups: GroupKind = "global",
         base_row: bool = False,
-        noise_rows: Annotated[int, Field(ge=0, le=1000)] = 0,
-        noise_scale: Annotated[float, Field(gt=0, le=1000)] = 1.0,
-        noise_seed: Count = 0,
         elites: Text | None = None,
         elite_count: Positive = 3,
         recipes: Sequence[Recipe] = (),
@@ -173,6 +172,8 @@ class Pool(ExpertPool):
         sparse_rows: Annotated[float, Field(gt=0, lt=1)] | None = None,
         base: Literal["check", "ignore"] = "check",
         routes: Routes = 1,
+        control: Literal["random"] | None = None,
+        control_seed: Count = 0,
     ) -> None:
         if export_rank is not None and space != "delta":
             raise UserError(
@@ -185,9 +186,8 @@ class Pool(ExpertPool):
         self.experts = None if experts is None else list(experts)
         self.space, self.export_rank, self.division = space, export_rank, groups
         self._base_check, self._elites, self._elite_count = base, elites, elite_count
-        self._extra = ExtraRows(
-            base_row, noise_rows, noise_scale, noise_seed, list(recipes), density, sparse_rows
-        )
+        self._extra = ExtraRows(base_row, list(recipes), density, sparse_rows)
+        self.control, self._control_seed = control, control_seed
         # Before its prompts are known, a pool has a number of routes, or auto; else their router.
         self._routes: int | str | None = None
         self.router: PromptRouter | None = None
@@ -217,6 +217,8 @@ class Pool(ExpertPool):
             **vars(self._extra),
             "elites": self._elites,
             "elite_count": self._elite_count,
+            "control": self.control,
+            "control_seed": self._control_seed,
             **({"base": "ignore"} if self._base_check == "ignore" else {}),
             **({"routes": self.router.to_dict()} if self.router else {}),
         }
@@ -285,9 +287,13 @@ class Pool(ExpertPool):
             elites = load_elites(find_path(self._elites), self._elite_count, names)
         self._files, self.expert_count = [*experts, *elites], len(experts)
         shapes = check_compatible(self._files, base, self._base_check)
-        before = self._extra.before_elites(experts)
-        after = self._extra.after_elites(experts, self.space)
-        self._rows = [*experts, *before, *elites, *after]
+        rows: list[PoolRow] = list(self._files)
+        if self.control:
+            rows = [RandomTwin(one.name, one.shapes, one, self._control_seed) for one in rows]
+        own = rows[: len(experts)]
+        base_rows = [BaseRow()] if self._extra.base_row else []
+        made = self._extra.make_rows(own, self.space)
+        self._rows = [*own, *base_rows, *rows[len(own) :], *made]
         self.names = [row.name for row in self._rows]
         for name in names:
             if self.names.count(name) > 1:
@@ -436,6 +442,8 @@ class Pool(ExpertPool):
         note = {**(extra or {}), "experts": self.names, "coefficients": vector, "space": self.space}
         if len(self.groups) > 1:
             note["groups"] = self.groups
+        if self.control:
+            note["control"] = self.control
         parts = self.split_routes(vector)
         owners = [parts.index(part) for part in parts]
         adapters, errors = [], []

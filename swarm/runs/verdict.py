@@ -7,7 +7,7 @@ functions below put it in words; terminal, report, page, model card, trackers an
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -30,6 +30,9 @@ EXPERT, CONSTANT, BY_DOMAIN, FOUND = "expert", "constant", "experts", "found"
 The third has to know the domain of a prompt, which the best found does not, and so is listed but
 does not decide.
 """
+
+CONTROL = "random twins of the experts"
+"""What pool.control=random searches."""
 
 MODEL_LABELS = ("best initial expert", "best found")
 
@@ -191,7 +194,8 @@ class Verdict:
         costs: `prompts_scored`, `prompts_saved` and, with gradients, `losses_computed`,
             `gradients_computed` and `prompt_equivalents`.
         scoring_costs: Costs of scoring by measure, of texts seen "first" and "again".
-        settings: What was evaluated; `test_items` is the digest of the test items.
+        settings: What was evaluated; `test_items` is the digest of the test items, `control` that
+            of the pool.
     """
 
     found: Compared
@@ -353,6 +357,9 @@ def state_verdict(verdict: Verdict, folder: Path | None = None) -> Statement:
         folder: The run folder, to name the command for what should be used, and the results of
             fine-tunings that were compared with this search; `None` leaves both out.
     """
+    if verdict.settings.get("control"):
+        own = state_verdict(replace(verdict, settings={}), folder)
+        return own._replace(headline=f"Control with {CONTROL}, {own.headline.lower()}")
     strongest, found, start = verdict.strongest, verdict.found.test, verdict.start
     if strongest is None or found is None or strongest.test is None or strongest.gain is None:
         expert = verdict.start_model

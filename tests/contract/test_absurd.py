@@ -191,7 +191,7 @@ def test_what_cannot_be_a_path_or_steers_the_terminal_is_one_clean_line() -> Non
         (lambda: HFEngine(max_tokens=True), "engine.max_tokens=true: must be an integer"),
         (lambda: BaseModel("x", trust_remote_code="no"), "trust_remote_code=no: must be true or"),  # type: ignore[arg-type]
         (lambda: BaseModel("x", name=5), "model.name=5"),  # type: ignore[arg-type]
-        (lambda: Pool("p", noise_rows=10**11), r"pool.noise_rows=\d+: must be .* at most 1000"),
+        (lambda: Pool("p", control="noise"), r"pool.control=noise: must be random, or null"),  # type: ignore[arg-type]
         (lambda: ProcessExecutor(workers=True), "executor.workers="),
         (lambda: ProcessExecutor(workers=1_001), "executor.workers="),
     ],
@@ -213,7 +213,7 @@ def test_types_and_sizes_are_checked_by_constructors(make: Callable[[], Any], sa
         (["name='\x1b[31mred'"], "unprintable"),
         (["shared=''"], "shared="),
         (["pool.folder=" + "x" * 5000], "cannot be a path"),
-        (["pool.noise_rows=1", "pool.noise_scale=1e300"], "pool.noise_scale"),
+        (["pool.control=random", "pool.control_seed=-1"], "pool.control_seed"),
         (["optimizer.step_length=1e30"], "step_length=1e+30: must be a number, above 0"),
         (["minutes=0"], "minutes=0: must be auto, or a number, above 0, or null"),
         (["budget=20"], "budget=20: the 4 experts alone need 4 x 12"),

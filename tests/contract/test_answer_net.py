@@ -42,7 +42,7 @@ PROMPTS = (
 DEV_PROMPTS = [f"Sort these numbers: {n} {n % 5}." for n in range(9)] + [
     f"Roads: x{n} to y {n} km. How far is y?" for n in range(9)
 ]
-ROWS = {"base_row": True, "noise_rows": 1, "recipes": ["ties", "dare_linear"], "sparse_rows": 0.8}
+ROWS = {"base_row": True, "recipes": ["ties", "dare_linear"], "sparse_rows": 0.8}
 ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
     "factor": ("llama/same", {"space": "factor"}),
     "factor, attention_mlp": ("llama/same", {"space": "factor", "groups": "attention_mlp"}),

@@ -323,7 +323,6 @@ def test_a_position_is_finite_numbers_for_every_group(tiny_pool: Path) -> None:
         ({"recipes": ["soup"]}, "ties, dare_linear or dare_ties"),
         ({"recipes": ["ties", "ties"]}, "more than once"),
         ({"sparse_rows": 1}, "pool.sparse_rows"),
-        ({"noise_rows": -1}, "pool.noise_rows"),
     ],
 )
 def test_wrong_settings_are_one_line(settings: Any, words: str, tiny_pool: Path) -> None:

@@ -23,7 +23,6 @@ SPACES = ("factor", "delta")
 Q = "model.layers.0.self_attn.q_proj"
 ALL = {
     "base_row": True,
-    "noise_rows": 2,
     "recipes": ["dare_ties", "slerp"],
     "sparse_rows": 0.8,
     "groups": "attention_mlp",
@@ -63,7 +62,7 @@ def earlier(tiny_pool: Path, tmp_path: Path) -> Path:
 def test_the_order_of_the_rows(tiny_pool: Path, earlier: Path) -> None:
     pool = Pool(tiny_pool, elites=str(earlier), elite_count=2, **ALL).open()
     sparse = [f"sparse_{name}" for name in tiny.NAMES]
-    before = ["base", "noise_0", "noise_1", "elite_0", "elite_1"]
+    before = ["base", "elite_0", "elite_1"]
     assert pool.names == [*tiny.NAMES, *before, *sparse, "dare_ties", "slerp"]
     assert pool.groups == ["attention", "mlp"]
 
@@ -85,27 +84,23 @@ def test_the_base_takes_what_the_others_leave(space: str, mixed_pool: Path, tmp_
     )
 
 
-@pytest.mark.parametrize("space", SPACES)
-def test_noise_is_as_long_as_the_experts_and_seeded(space: str, mixed_pool: Path) -> None:
-    pools = [
-        Pool(mixed_pool, space=space, noise_rows=2, noise_scale=0.5, noise_seed=seed).open()
-        for seed in (0, 0, 1)
-    ]
-    made = [updates(pool, unit(pool, name)) for pool in pools for name in ("noise_0", "noise_1")]
-    lengths: dict[str, list[float]] = {}
-    for name in tiny.NAMES:
-        for module, delta in updates(pools[0], unit(pools[0], name)).items():
-            if delta.any():
-                lengths.setdefault(module, []).append(float(delta.norm()))
-    assert set(lengths) == set(made[0])
-    for module, found in lengths.items():
-        norms = [float(one[module].norm()) for one in made]
-        assert norms == pytest.approx([0.5 * float(np.mean(found))] * 6, rel=1e-5)
-    assert all(torch.equal(made[0][m], made[2][m]) for m in lengths)
-    for other in (1, 4):
-        cosine = float((made[0][Q] * made[other][Q]).sum() / made[0][Q].norm() ** 2)
-        assert abs(cosine) < 0.3
-    assert len({pool.fingerprint() for pool in pools}) == 2
+def test_random_twins_have_the_shapes_and_norms_of_the_experts(mixed_pool: Path) -> None:
+    own = Pool(mixed_pool).open()
+    pools = [Pool(mixed_pool, control="random", control_seed=s).open() for s in (0, 0, 1)]
+    assert all(pool.names == own.names and pool.modules == own.modules for pool in pools)
+    made = [pool._rows for pool in pools]
+    for expert, *twins in zip(own._rows, *made, strict=True):
+        for module, shape in expert.shapes.items():
+            (a, b), *pairs = (row.load_factors(module) for row in (expert, *twins))
+            for first, second in pairs:
+                assert (*first.shape[1:], *second.shape) == shape and first.shape == a.shape
+                assert first.norm().item() == pytest.approx(a.norm().item(), rel=1e-6)
+                length = (b @ a).norm().item()
+                assert (second @ first).norm().item() == pytest.approx(length, rel=1e-6)
+                assert not length or abs(float((first * a).sum() / a.norm() ** 2)) < 0.5
+            assert torch.equal(pairs[0][0], pairs[1][0])
+            assert not torch.equal(pairs[0][0], pairs[2][0])
+    assert len({pool.fingerprint() for pool in (own, *pools)}) == 3
 
 
 def test_elites_are_the_distinct_bests_in_their_order(
@@ -181,7 +176,7 @@ def test_a_saved_mixture_of_all_rows_loads_in_peft(
     assert torch.allclose(tiny.logits(loaded), tiny.logits(network), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["base", "noise_0", "slerp", "sparse_birch"])
+@pytest.mark.parametrize("name", ["base", "slerp", "sparse_birch"])
 def test_a_folder_that_has_the_name_of_a_row(name: str, tiny_pool: Path, tmp_path: Path) -> None:
     pool = shutil.copytree(tiny_pool, tmp_path / "pool")
     (pool / "amber").rename(pool / name)
@@ -204,7 +199,7 @@ def test_a_pool_with_all_rows_travels_closed_and_packed(
         copy.open()
         assert (copy.names, copy.groups) == (pool.names, pool.groups)
         assert copy.fingerprint() == pool.fingerprint()
-        for row in ("noise_1", "elite_1", "sparse_dune", "dare_ties"):
+        for row in ("elite_1", "sparse_dune", "dare_ties"):
             found, wanted = (updates(one, unit(one, row)) for one in (copy, pool))
             assert all(torch.equal(found[m], wanted[m]) for m in wanted)
 
@@ -213,10 +208,8 @@ def test_the_fingerprint_follows_every_row(tiny_pool: Path, earlier: Path) -> No
     plain = Pool(tiny_pool).open().fingerprint()
     changes: list[dict[str, Any]] = [
         {"base_row": True},
-        {"noise_rows": 1},
-        {"noise_rows": 2},
-        {"noise_rows": 1, "noise_scale": 2.0},
-        {"noise_rows": 1, "noise_seed": 1},
+        {"control": "random"},
+        {"control": "random", "control_seed": 1},
         {"elites": str(earlier)},
         {"elites": str(earlier), "elite_count": 1},
         {"recipes": ["ties"]},

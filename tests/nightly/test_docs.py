@@ -190,7 +190,7 @@ def run(command: str, folder: Path, small: list[str]) -> None:
         words += arguments if searching else []
         # Rows that the pool adds make more experts than the particles of a small search, the base
         # model of a constraint takes one.
-        rows = r"(pool\.(base_row|noise_rows|recipes)|optimizer\.constraints)="
+        rows = r"(pool\.(base_row|recipes)|optimizer\.constraints)="
         rows += "|=pso_merging"
         more = re.search(rows, command)
         words += ["optimizer.particles=8"] if searching and more else []

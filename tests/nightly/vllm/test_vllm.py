@@ -165,7 +165,7 @@ def test_what_the_device_does_not_compute_shows_at_the_start(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "settings", [{"space": "delta"}, {"groups": "attention_mlp"}, {"noise_rows": 1}]
+    "settings", [{"space": "delta"}, {"groups": "attention_mlp"}, {"control": "random"}]
 )
 def test_every_kind_of_pool(settings: dict[str, object], family: tuple[Path, Path]) -> None:
     pool = Pool(family[1], **settings).open()  # type: ignore[arg-type]

@@ -275,14 +275,6 @@ def test_mergevolve_steps_along_the_ranked_noise() -> None:
     np.testing.assert_allclose(search.ask()[0], wanted)
 
 
-def test_mergevolve_merges_the_first_rows_alone() -> None:
-    search = begun(MergeEvolve, 3, merged=2)
-    step(search, AWAY)
-    assert search.ask()[0][2] == 0 and search.ask()[0].sum() == pytest.approx(1)
-    with pytest.raises(UserError, match=r"optimizer.merged=4: must be at most 3"):
-        begun(MergeEvolve, 3, merged=4)
-
-
 def test_utilities_by_rank() -> None:
     # ln 3 - ln 1 and ln 3 - ln 2, divided by their sum, less a quarter.
     first, second = np.log(3), np.log(1.5)

@@ -5,7 +5,7 @@ Also the choice of the plan by which an engine answers several positions.
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from swarm.engine.base_model import BaseModel
-from swarm.errors import NotFinite, UserError
-from swarm.models.base import Completion, Example, Request, prompt_text
+from swarm.errors import UserError
+from swarm.models.base import Completion, Example, Message, Request
 from swarm.pool.pool import ExpertPool
-from swarm.pool.prompt_router import PromptRouter
 
 if TYPE_CHECKING:
     import torch
@@ -78,16 +77,14 @@ class Engine:
 
     Attributes:
         context: Context length in tokens, known after `check`; infinity if the model sets none.
-        routes: Whether positions may have separate coefficients for each kind of prompts.
-        router: Routes prompts to the parts of positions [R * G * K]; `None` for positions [G * K].
+        embeds: Whether `embed_prompts` is implemented.
         differentiable: Whether `compute_gradient` is implemented.
         devices: Number of GPUs of one engine.
         first_devices: Whether it uses the first GPUs visible to its process, not a named one.
     """
 
     context = math.inf
-    routes = False
-    router: PromptRouter | None = None
+    embeds = False
     differentiable = False
     devices = 1
     first_devices = False
@@ -111,73 +108,43 @@ class Engine:
     def close(self) -> None:
         """Release what `open` acquired besides memory; the engine may be opened again."""
 
+    @abstractmethod
     def generate(
         self, positions: np.ndarray, requests: Sequence[Sequence[Request]]
     ) -> list[list[Completion]]:
         """Answer each of the P positions' [P, G * K] own list of requests, in order.
 
-        With a router a position is [R * G * K], and each request has the coefficients of its route.
-
         Raises:
             NotFinite: The numbers of a position are not finite.
         """
-        if self.router is None:
-            return self.generate_alike(positions, requests)
-        return answer_by_route(self.router, self.generate_alike, positions, requests)
 
-    @abstractmethod
-    def generate_alike(
-        self, positions: np.ndarray, requests: Sequence[Sequence[Request]]
-    ) -> list[list[Completion]]:
-        """Answer without a router; see `generate`."""
+    def embed_prompts(
+        self, prompts: Sequence[str | tuple[Message, ...]], layers: Sequence[int] | None = None
+    ) -> dict[int, np.ndarray]:
+        """Return the base's mean hidden states of T prompts after some layers, [T, D] by layer.
 
-    def compute_gradient(
-        self, position: np.ndarray, examples: Sequence[Example], slope: bool = True
-    ) -> Gradient:
-        """Return the loss of the examples' gold answers at a position [G * K], and its derivative.
+        The states are transformers' `hidden_states[layer]`, averaged over the tokens of a prompt.
 
         Args:
-            slope: `False` leaves the derivative out, which saves the backward pass.
+            layers: Numbers of layers; `None` is a third, a half and two thirds of them.
         """
         raise NotImplementedError
 
+    def compute_gradient(
+        self,
+        positions: np.ndarray,
+        examples: Sequence[Example],
+        slope: bool = True,
+        routes: Sequence[int] = (),
+    ) -> Gradient:
+        """Return the loss of the examples' gold answers, and its derivative.
 
-def answer_by_route(
-    router: PromptRouter,
-    answer: Callable[[np.ndarray, Sequence[Sequence[Request]]], list[list[Completion]]],
-    positions: np.ndarray,
-    requests: Sequence[Sequence[Request]],
-) -> list[list[Completion]]:
-    """Answer each request with the coefficients of its route.
-
-    Args:
-        answer: Answers at positions [P', D] of one route each; see `Engine.generate_alike`.
-        positions: [P, R * D], for R routes.
-    """
-    # Of each part its position, the coefficients and the requests that they answer.
-    parts: list[tuple[int, np.ndarray, list[int]]] = []
-    for number, (position, asked) in enumerate(zip(positions, requests, strict=True)):
-        rows = position.reshape(len(router.names), -1)
-        # Routes with equal coefficients are one, as for a position that does not use the routes.
-        if (rows == rows[0]).all():
-            parts += [(number, rows[0], list(range(len(asked))))] if asked else []
-            continue
-        alike: dict[bytes, tuple[int, np.ndarray, list[int]]] = {}
-        for route, indices in router.split([prompt_text(one.prompt) for one in asked]).items():
-            part = number, rows[route], list[int]()
-            alike.setdefault(rows[route].tobytes(), part)[2].extend(indices)
-        parts += [(number, row, sorted(indices)) for _, row, indices in alike.values()]
-    if not parts:
-        return [[] for _ in requests]
-    own = [[requests[number][i] for i in indices] for number, _, indices in parts]
-    try:
-        answers = answer(np.array([row for _, row, _ in parts]), own)
-    except NotFinite as error:
-        raise NotFinite(parts[error.position][0], error.quantity) from None
-    found: list[dict[int, Completion]] = [{} for _ in requests]
-    for (number, _, indices), completions in zip(parts, answers, strict=True):
-        found[number].update(zip(indices, completions, strict=True))
-    return [[mine[i] for i in range(len(mine))] for mine in found]
+        Args:
+            positions: [R, G * K], or [G * K]; the derivative is by all of them, flattened.
+            slope: `False` leaves the derivative out, which saves the backward pass.
+            routes: Index of the position of each example; empty is the first for all.
+        """
+        raise NotImplementedError
 
 
 def as_pool(pool: ExpertPool, kind: type[P], engine: str) -> P:

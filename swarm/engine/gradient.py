@@ -20,8 +20,7 @@ import torch
 from swarm.engine.base import Gradient
 from swarm.engine.lora import LoraLayers, LoraLinear
 from swarm.errors import NotFinite
-from swarm.models.base import Example, prompt_text
-from swarm.pool.prompt_router import PromptRouter
+from swarm.models.base import Example
 
 OVERFLOW = (
     "a gradient is not finite, and its step is skipped: it exceeds the range of model.dtype "
@@ -64,16 +63,6 @@ class TokenizedExample:
     def row_length(self, packed: bool) -> int:
         """Return the number of tokens of its longest row."""
         return len(self.prompt) + max(sum(map(len, tails)) for tails in self.rows(packed))
-
-
-def assign_routes(rows: Sequence[TokenizedExample], router: PromptRouter | None) -> int:
-    """Set the route of each example; return the number of routes, 1 without a router."""
-    if router is None:
-        return 1
-    routes = router.assign([prompt_text(row.example.prompt) for row in rows]).tolist()
-    for row, route in zip(rows, routes, strict=True):
-        row.route = route
-    return len(router.names)
 
 
 class ExampleBatch:

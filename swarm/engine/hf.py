@@ -68,7 +68,7 @@ class HFEngine(Engine):
             more forward pass and much less memory; switched on when memory runs out.
     """
 
-    routes = True
+    embeds = True
     differentiable = True
 
     fixed_weights = True
@@ -106,7 +106,6 @@ class HFEngine(Engine):
     def open(self, base: BaseModel, pool: ExpertPool, device: str) -> None:
         """See `swarm.engine.base.Engine`."""
         pool = as_pool(pool, Pool, "hf")
-        self.router = pool.router
         self.load_base(base, device)
         self.set_adapters({name: pool.expert_factors(name) for name in pool.modules}, pool.folder)
 
@@ -164,7 +163,7 @@ class HFEngine(Engine):
             self._free_bytes = torch.cuda.mem_get_info(self._model.device)[0]
         self._slot_tokens = math.inf  # in all slots, after more did not fit into memory
 
-    def generate_alike(
+    def generate(
         self, positions: np.ndarray, requests: Sequence[Sequence[Request]]
     ) -> list[list[Completion]]:
         """See `swarm.engine.base.Engine`."""
@@ -298,27 +297,59 @@ class HFEngine(Engine):
     def _choice_ids(self, request: Request) -> list[list[int]]:
         return [self._encode_choice(request.prompt, choice) for choice in request.choices]
 
+    def embed_prompts(
+        self, prompts: Sequence[str | tuple[Message, ...]], layers: Sequence[int] | None = None
+    ) -> dict[int, np.ndarray]:
+        """See `swarm.engine.base.Engine`."""
+        import torch
+
+        from swarm.engine.embedding import embed_tokens
+
+        ids = [self._prompt_ids(prompt) for prompt in prompts]
+        self._mixer.clear_positions()
+        # The longest come first, so that a batch that is too large fails at once.
+        left = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
+        found: dict[int, dict[int, np.ndarray]] = {}
+        while left:
+            some = left[: max(1, self._budget // len(ids[left[0]]))]
+            try:
+                states = embed_tokens(self._model, [ids[i] for i in some], layers)
+            except torch.OutOfMemoryError:
+                self._reduce_batch(len(some), len(ids[left[0]]))
+                continue
+            for layer, rows in states.items():
+                found.setdefault(layer, {}).update(zip(some, rows, strict=True))
+            left = left[len(some) :]
+        return {
+            layer: np.stack([rows[i] for i in range(len(ids))]) for layer, rows in found.items()
+        }
+
     def compute_gradient(
-        self, position: np.ndarray, examples: Sequence[Example], slope: bool = True
+        self,
+        positions: np.ndarray,
+        examples: Sequence[Example],
+        slope: bool = True,
+        routes: Sequence[int] = (),
     ) -> Gradient:
         """See `swarm.engine.base.Engine`."""
         import torch
 
         from swarm.engine.gradient import (
             OVERFLOW,
-            assign_routes,
             batch_examples,
             compute_loss_and_gradient,
         )
 
         rows = [self._tokenize_example(one) for one in examples]
         pad = self._tokenizer.pad_token_id
-        position = position.reshape(assign_routes(rows, self.router), -1)
+        for row, route in zip(rows, routes, strict=False):
+            row.route = route
+        positions = np.atleast_2d(positions)
         while True:
             batches = batch_examples(rows, pad, self._budget, self._packs_choices)
             try:
                 found = compute_loss_and_gradient(
-                    self._model, self._mixer, position, batches, slope, self.checkpointing
+                    self._model, self._mixer, positions, batches, slope, self.checkpointing
                 )
             except torch.OutOfMemoryError:
                 if self._decoder.slots or self.checkpointing or not slope:

@@ -90,7 +90,7 @@ class VLLMEngine(Engine):
         options: More arguments of vLLM's `EngineArgs`, by name.
     """
 
-    routes = first_devices = True
+    first_devices = True
 
     def __init__(
         self,
@@ -129,7 +129,6 @@ class VLLMEngine(Engine):
             device: "cpu", or "cuda:0": vLLM takes the first devices that the process sees.
         """
         mixed = as_pool(pool, Pool, "vllm")
-        self.router = mixed.router
         check_installed()
         folder = Path(base.resolve())
         self._llm = start_vllm(base, folder, device, {**self.settings, **self.options})
@@ -165,11 +164,11 @@ class VLLMEngine(Engine):
         asked = [Request("", 0, ("a", "b", "c", "1"))]
         width = len(pool.split_routes([0.0] * len(pool.names) * len(pool.groups))[0])
         rows = np.array([[0.0] * width, [1.0 / len(pool.names)] * width])
-        first, second = (row[0].logprobs for row in self.generate_alike(rows, [asked] * 2))
+        first, second = (row[0].logprobs for row in self.generate(rows, [asked] * 2))
         if first == second:
             raise UserError("engine=vllm: vLLM does not update its weights; use engine=hf")
 
-    def generate_alike(
+    def generate(
         self, positions: np.ndarray, requests: Sequence[Sequence[Request]]
     ) -> list[list[Completion]]:
         """See `swarm.engine.base.Engine`."""

@@ -2,7 +2,7 @@
 
 import os
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from swarm.engine.base_model import BaseModel
 from swarm.errors import NotFinite, UserError
 from swarm.models.base import Completion, Request, Usage
 from swarm.pool.pool import ExpertPool
-from swarm.tasks.base import Item, Score, Task
+from swarm.tasks.base import Item, Score, Task, first_round
 
 
 def check_devices(gpus: Any) -> list[int]:
@@ -99,6 +99,9 @@ class Executor:
         """Stop all workers."""
 
 
+EMBED_SPLITS = {"embed": "dev", "embed_test": "test"}
+"""Splits of a job for hidden states of items' prompts instead of scores, and their data split."""
+
 GRADIENT_SPLITS = ("loss", "gradient", "entropy")
 """Splits of a job for gradients instead of scores.
 
@@ -116,9 +119,11 @@ class Job:
         positions: P vectors of K mixing coefficients.
         split: "dev", scored by the task's signal; "test", and "judged", the items of dev, scored by
             the task's metric (see `resolve_split`). Those of GRADIENT_SPLITS are of items of dev,
-            at a single position.
+            at a single position. Those of EMBED_SPLITS have no position.
         items: Indices in the split.
         names: Names of the positions in errors; optional.
+        routes: Of a gradient with several kinds of prompts: for each item the index of the position
+            that answers it.
     """
 
     number: int
@@ -126,6 +131,7 @@ class Job:
     split: str
     items: tuple[int, ...]
     names: tuple[str, ...] = ()
+    routes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +144,7 @@ class JobResult:
         prompts: Requests answered.
         tokens: Tokens read and generated.
         gradient: For a split of GRADIENT_SPLITS, which has no scores.
+        states: For a split of EMBED_SPLITS; see `swarm.engine.base.Engine.embed_prompts`.
     """
 
     number: int
@@ -145,6 +152,7 @@ class JobResult:
     prompts: int
     tokens: int
     gradient: Gradient | None = None
+    states: Mapping[int, np.ndarray] | None = None
 
 
 def resolve_split(task: Task, split: str) -> tuple[Task, Sequence[Item]]:
@@ -156,7 +164,9 @@ def resolve_split(task: Task, split: str) -> tuple[Task, Sequence[Item]]:
 
 def data_split(split: str) -> str:
     """Return the data split ("dev", "test") of a job's split."""
-    return "dev" if split in ("judged", *GRADIENT_SPLITS) else split
+    if split in ("judged", *GRADIENT_SPLITS):
+        return "dev"
+    return EMBED_SPLITS.get(split, split)
 
 
 def describe_job(job: Job) -> str:
@@ -213,11 +223,16 @@ class Worker:
         items, meter = [every[i] for i in job.items], JobUsage()
         positions = np.array(job.positions, dtype=np.float64)
         try:
+            if job.split in EMBED_SPLITS:
+                prompts = [first_round(task, [item])[0].prompt for item in items]
+                states = self.engine.embed_prompts(prompts)
+                return JobResult(job.number, [], len(items), 0, states=states)
             if job.split in GRADIENT_SPLITS:
                 examples = task.gold_examples(items)
                 if job.split == "entropy":
                     examples = [replace(example, unlabelled=True) for example in examples]
-                found = self.engine.compute_gradient(positions[0], examples, job.split != "loss")
+                slope = job.split != "loss"
+                found = self.engine.compute_gradient(positions, examples, slope, job.routes)
                 return JobResult(job.number, [], len(items), 0, found)
             scores = run_tasks_lockstep(task, self.engine, positions, items, meter)
             return JobResult(job.number, scores, meter.calls, meter.tokens)
@@ -225,7 +240,8 @@ class Worker:
             names = dict(enumerate(job.names))
             raise UserError(f"{names.get(error.position) or 'a position'}: {error}") from None
         except Exception as error:
-            if not isinstance(error, UserError) and job.split not in GRADIENT_SPLITS:
+            scored = job.split not in (*GRADIENT_SPLITS, *EMBED_SPLITS)
+            if not isinstance(error, UserError) and scored:
                 item = self._find_failing_item(task, positions[[meter.position]], items)
                 if item is not None:
                     error.add_note(f"item {item['id']}")

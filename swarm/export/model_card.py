@@ -15,7 +15,6 @@ from swarm.export.source import ExportSource
 from swarm.finetune.run import domain_lines, format_tuning, scores_table
 from swarm.merging.positions import describe_position, route_means
 from swarm.pool.adapter import ROUTER_FILE
-from swarm.pool.prompt_router import WORD_PATTERN
 from swarm.report.sections import coefficient_table
 from swarm.runs.verdict import (
     Verdict,
@@ -73,7 +72,6 @@ def render_card(
         dtype=dtype,
         gguf_file=gguf_file,
         router_file=ROUTER_FILE,
-        word_pattern=WORD_PATTERN.pattern,
         search=search if source.arguments else "",
         command=command,
         packages=", ".join(f"{name} {number}" for name, number in packages),

@@ -13,7 +13,7 @@ import numpy as np
 from swarm._util.settings import Positive, checked
 from swarm.errors import UserError
 from swarm.executors import Executor, Job, JobResult
-from swarm.executors.worker import data_split
+from swarm.executors.worker import EMBED_SPLITS, data_split
 from swarm.loop.score_cache import ScoreCache
 from swarm.runs.folder import RunRecord
 from swarm.runs.pareto_front import ParticleIndex
@@ -52,12 +52,14 @@ class Batching:
         split: str,
         items: int | Sequence[int],
         names: Mapping["PositionTuple", str] = MappingProxyType({}),
+        first_number: int = 0,
     ) -> list[Job]:
         """Return the jobs that score all positions on some items of a split.
 
         Args:
             items: Number of first items, or their indices; a job has its indices in this order.
             names: Names of positions in error messages.
+            first_number: Number of the first job.
         """
         chosen = range(items) if isinstance(items, int) else items
         wide, long = self.particles or len(positions), self.items or len(chosen)
@@ -68,7 +70,7 @@ class Batching:
             named = tuple([names.get(row, "") for row in block])
             for start in range(0, len(chosen), long):
                 items = tuple(chosen[start : start + long])
-                jobs.append(Job(len(jobs), block, split, items, named))
+                jobs.append(Job(first_number + len(jobs), block, split, items, named))
         return jobs
 
 
@@ -93,6 +95,18 @@ class Evaluator:
         self.shared = 0
         self.names: Mapping[PositionTuple, str] = {}
         self.on_job: Callable[[JobResult], None] = lambda result: None
+        self.set_kinds()
+
+    def set_kinds(
+        self, item_kinds: Callable[[str], np.ndarray] | None = None, routes: int = 1
+    ) -> None:
+        """Set the kinds of prompts, for positions [R * G * K].
+
+        Args:
+            item_kinds: Returns the kind of each item of "dev" or "test"; `None` if there is one.
+            routes: Number R of kinds.
+        """
+        self._item_kinds, self._routes = item_kinds, routes
 
     def score_positions(
         self,
@@ -100,36 +114,75 @@ class Evaluator:
         split: str,
         items: Sequence[int] | None = None,
     ) -> list[list[Score]]:
-        """Return one score per item for each of the positions [P, K].
+        """Return one score per item for each of the positions [P, R * G * K].
 
-        Equal positions are scored once.
+        An item is answered with the coefficients of its kind of prompt. Equal coefficients are
+        scored once on an item.
 
         Args:
             split: "dev", "judged" or "test"; see `swarm.executors.worker.Job`.
             items: Distinct indices in the split, scored in this order; `None` means all.
         """
-        rows = list(map(tuple, np.asarray(positions, dtype=float).tolist()))
         chosen = range(len(self._task.items(data_split(split)))) if items is None else items
-        found: dict[PositionTuple, list[Score]] = {}
-        new: dict[PositionTuple, dict[int, Score]] = {}
-        for row in dict.fromkeys(rows):
-            kept = self.cache.load_scores(row, split, chosen) if self.cache else None
+        kinds = dict.fromkeys(chosen, 0)
+        if self._item_kinds is not None:
+            all_kinds = self._item_kinds(data_split(split)).tolist()
+            kinds = {index: all_kinds[index] for index in chosen}
+        # Of each position its parts by kind; of each part the items that it answers.
+        rows = [self._split_routes(position) for position in positions]
+        wanted: dict[PositionTuple, dict[int, None]] = {}
+        names: dict[PositionTuple, str] = {}
+        for position, parts in zip(positions, rows, strict=True):
+            name = self.names.get(tuple(map(float, position)), "")
+            for index in chosen:
+                wanted.setdefault(parts[kinds[index]], {})[index] = None
+                names.setdefault(parts[kinds[index]], name)
+        found: dict[PositionTuple, dict[int, Score]] = {}
+        new: dict[tuple[int, ...], list[PositionTuple]] = {}  # by their items
+        for part, mine in wanted.items():
+            indices = tuple(index for index in chosen if index in mine)
+            kept = self.cache.load_scores(part, split, indices) if self.cache else None
             if kept is None:
-                new[row] = {}
+                new.setdefault(indices, []).append(part)
             else:
-                found[row] = kept
-                self.shared += len(chosen)
-        jobs = self._cut.split_jobs(list(new), split, chosen, self.names) if new else []
+                found[part] = dict(zip(indices, kept, strict=True))
+                self.shared += len(indices)
+        jobs: list[Job] = []
+        for indices, asked in new.items():
+            jobs += self._cut.split_jobs(asked, split, indices, names, len(jobs))
         for result in self._executor.map(jobs) if jobs else ():
             job = jobs[result.number]
-            for position, mine in zip(job.positions, result.scores, strict=True):
-                new[position].update(zip(job.items, mine, strict=True))
+            for part, scores in zip(job.positions, result.scores, strict=True):
+                found.setdefault(part, {}).update(zip(job.items, scores, strict=True))
             self.on_job(result)
-        for row, by_item in new.items():
-            found[row] = list(map(by_item.__getitem__, chosen))
-            if self.cache:
-                self.cache.save_scores(row, split, chosen, found[row])
-        return [list(map(self._task.apply_scale, found[row])) for row in rows]
+        if self.cache:
+            for indices, part in [(one, part) for one, asked in new.items() for part in asked]:
+                scores = [found[part][index] for index in indices]
+                self.cache.save_scores(part, split, indices, scores)
+        scale = self._task.apply_scale
+        return [[scale(found[parts[kinds[i]]][i]) for i in chosen] for parts in rows]
+
+    def _split_routes(self, position: Sequence[float] | np.ndarray) -> list[PositionTuple]:
+        """Return the part [G * K] of a position for each of the R kinds."""
+        parts = np.reshape(np.asarray(position, dtype=float), (self._routes, -1))
+        return list(map(tuple, parts.tolist()))
+
+    def embed_prompts(self, split: str, items: Sequence[int]) -> dict[int, np.ndarray]:
+        """Return the base's hidden states of the items' first prompts, [T, D] by layer.
+
+        Args:
+            split: "dev" or "test".
+            items: T indices in the split.
+        """
+        name = next(one for one, data in EMBED_SPLITS.items() if data == split)
+        jobs = self._cut.split_jobs([()], name, items)
+        found: dict[int, Mapping[int, np.ndarray]] = {}
+        for result in self._executor.map(jobs):
+            assert result.states is not None
+            found[result.number] = result.states
+            self.on_job(result)
+        parts = [found[number] for number in range(len(jobs))]
+        return {layer: np.concatenate([one[layer] for one in parts]) for layer in parts[0]}
 
     def compute_gradients(
         self,
@@ -147,16 +200,18 @@ class Evaluator:
             UserError: A loss is not finite; the message names the particle.
         """
         size = self._cut.examples
+        kinds = self._item_kinds("dev") if self._item_kinds else None
         jobs: list[Job] = []
         owner: list[int] = []
         for number, one in enumerate(wanted):
-            position = tuple(map(float, one.position))
+            parts = tuple(self._split_routes(one.position))
             split = "entropy" if one.entropy else "gradient" if one.slope else "loss"
             whose = "the position" if one.particle is None else f"particle {one.particle}"
             names = (f"{whose} in the descent of iteration {iteration}",)
             for start in range(0, len(one.items), size):
                 items = tuple(indices[i] for i in one.items[start : start + size])
-                jobs.append(Job(len(jobs), (position,), split, items, names))
+                routes = () if kinds is None else tuple(kinds[list(items)].tolist())
+                jobs.append(Job(len(jobs), parts, split, items, names, routes))
                 owner.append(number)
         results = {}
         for result in self._executor.map(jobs):

@@ -58,7 +58,8 @@ from swarm.optimizers.gradient import MIN_ROUTE_ITEMS
 from swarm.optimizers.static_merges import count_static_merges
 from swarm.optimizers.swarm import NORM_LIMIT, MemeticSwarm
 from swarm.pool.pool import ExpertPool, Pool
-from swarm.runs.folder import COMMAND_FILE, CONFIG_FILE, RunRecord
+from swarm.pool.prompt_router import AUTO, KindChoice, choose_kinds, read_router
+from swarm.runs.folder import COMMAND_FILE, CONFIG_FILE, RunRecord, prompt_cost
 from swarm.runs.pareto_front import (
     check_objectives,
     compute_objectives,
@@ -68,6 +69,7 @@ from swarm.runs.pareto_front import (
 )
 from swarm.runs.verdict import CONTROL, Verdict, read_verdict
 from swarm.tasks.base import Score, Task, first_prompts, prompt_form
+from swarm.tasks.metrics import item_domain
 from swarm.trackers import Tracker
 
 log = logging.getLogger(__name__)
@@ -160,9 +162,12 @@ class Run:
         self.limit = TimeLimit(self.settings.minutes, self.settings.budget)
         self.uses_gradients, self.notes = False, list[str]()
         self._evaluator = Evaluator(task, executor, job, shared)
-        self._known: EvaluatedPositions  # by `check_inputs`, which knows the routes
+        self._known: EvaluatedPositions  # by `_set_kinds`
+        self._config: Mapping[str, Any] = {}
         self.searched, self.held_out = list[int](), list[int]()  # indices of dev items
-        self._item_routes: np.ndarray | None = None  # the route of each searched item
+        self._kinds: dict[str, np.ndarray] = {}  # of all items of a split, by split
+        self._surveyed: dict[tuple[float, ...], dict[int, Score]] = {}
+        self._embedded = 0  # prompts
         self._derive_at = 0.0
         self._tested: Counter[str] = Counter()
 
@@ -188,11 +193,14 @@ class Run:
         self._evaluator.on_job = self.view.show_job
         try:
             self._open_folder(config or {}, arguments)
-            with self.view, self.view.tracker.track_search(self.record.state, config or {}):
-                if self.record.state["finished"] is None:
-                    self._run_iterations()
-                verdict = self._conclude()
-                self.view.tracker.log_verdict(verdict)
+            with self.view:
+                if not self.record.iterations:
+                    self._choose_kinds()
+                with self.view.tracker.track_search(self.record.state, config or {}):
+                    if self.record.state["finished"] is None:
+                        self._run_iterations()
+                    verdict = self._conclude()
+                    self.view.tracker.log_verdict(verdict)
         finally:
             self.executor.close()
             self.view.close()
@@ -220,12 +228,14 @@ class Run:
 
     def _run_iteration(self, number: int) -> None:
         """Run one iteration: ask, evaluate, tell, record."""
-        facts, shared = self._descend(number), self._evaluator.shared
+        facts, shared = self._descend(number), self._evaluator.shared if number else 0
+        if number == 0 and self._embedded:
+            facts["prompts_embedded"] = self._embedded
         positions = self.optimizer.ask()  # [N, G * K]
         self._evaluator.names = name_positions(positions, number)
         experts, groups = 0 if number else len(self.pool.names), len(self.pool.groups)
         wanted = rows_to_evaluate(positions, self.optimizer.evaluate, experts, groups)
-        cost = facts.get("losses_computed", 0) + 3 * facts.get("gradients_computed", 0)
+        cost = prompt_cost(facts)
         rows = self.budget.affordable_rows(self.record, positions, wanted, self._known, cost)
         raced = self._evaluate(positions, rows, number)
         utilities, objectives = self._tell(raced, len(positions))
@@ -279,12 +289,12 @@ class Run:
         for i in rows:
             if positions[i] in self._known:
                 known[i] = self._known.load_scores(positions[i])
+            elif number == 0 and (scores := self._find_surveyed(positions[i])):
+                known[i] = dict(scores)
             else:
                 new[i] = positions[i]
-        items, count = len(self.searched), len(new)
-        each = f"{pluralize(count, 'position')}, {items} items{' each' * (count > 1)}"
-        activity = f"iteration {number}: evaluating dev"
-        self.view.start("dev", f"evaluating dev: {each}", activity, count * items)
+        items = len(self.searched)
+        self._show_dev_evaluation(number, len(new))
         raced = self.racing.race_particles(
             self._score_dev,
             new,
@@ -295,9 +305,18 @@ class Run:
         )
         raced.scores.update(known)
         if number == 0:
+            asked = raced.prompts_scored + len(self._surveyed) * items
+            raced = replace(raced, prompts_scored=asked)
             scale = calibrate_scale(self.task, raced.scores, self.pool.expert_count)
             self.record.state["scale"] = scale
         return raced
+
+    def _show_dev_evaluation(self, number: int, count: int) -> None:
+        """Show that `count` positions are evaluated on dev."""
+        items = len(self.searched)
+        each = f"{pluralize(count, 'position')}, {items} items{' each' * (count > 1)}"
+        activity = f"iteration {number}: evaluating dev"
+        self.view.start("dev", f"evaluating dev: {each}", activity, count * items)
 
     def _score_dev(
         self, positions: Sequence[Sequence[float]], items: Sequence[int]
@@ -324,9 +343,8 @@ class Run:
         if objectives is not None and "objectives" not in self.record.state:
             parts = count_items_by_subtask(self.task, next(iter(complete.values())))
             self.record.state["objectives"] = parts
-        if self._item_routes is not None:
-            routes = mean_by_route(complete, self._item_routes, self.pool.routes, count)
-            self.optimizer.tell_routes(routes)
+        if (kinds := self._searched_kinds) is not None:
+            self.optimizer.tell_routes(mean_by_route(complete, kinds, self.pool.routes, count))
         self.optimizer.tell(utilities, np.isin(np.arange(count), raced.stopped), objectives)
         return utilities, objectives
 
@@ -372,9 +390,12 @@ class Run:
             record.reopen()
         record.note = {"prompt_form": prompt_form(self.task)}
         flush_log_to(record.folder, held)
-        if config:
-            resolved = {"pool": {**config.get("pool", {}), **pool.resolved_settings}}
-            record.write_json(CONFIG_FILE, clean({**config, **resolved}))
+        if resumed and (kinds := record.state.get("kinds")) and "router" in kinds:
+            pool.router = read_router(kinds["router"])
+            self._start_optimizer()
+            self._adopt_kinds()
+        self._config = config
+        self._write_config()
         if arguments is not None:
             command = {"arguments": clean_words(arguments), "directory": os.getcwd()}
             record.write_json(COMMAND_FILE, command)
@@ -392,6 +413,11 @@ class Run:
         self.view.progress.final_items = self.final_items()
         items = len(self.searched), len(self.held_out)
         self.view.show_start(resumed, self.task.name, *items, [*notes, *self.notes])
+
+    def _write_config(self) -> None:
+        if self._config:
+            resolved = {**self._config.get("pool", {}), **self.pool.resolved_settings}
+            self.record.write_json(CONFIG_FILE, clean({**self._config, "pool": resolved}))
 
     def fit_items_to_context(self, tokenizer: Any) -> None:
         """Check that prompts fit into the model's context; dev items may be left out.
@@ -417,7 +443,11 @@ class Run:
         self.searched, self.held_out = split_dev_holdout(dev, settings.confirm, settings.seed)
         self.task.check()
         self._start_optimizer()
-        self._known = EvaluatedPositions(self.record, self._item_routes, self.pool.routes)
+        if self.pool.router is None:
+            self._considers_kinds()  # or an error
+        elif reason := self._kinds_error():
+            raise UserError(f"pool.routes: {reason}, or pool.routes=1")
+        self._known = EvaluatedPositions(self.record)
         check_objectives(self.optimizer, self.task)
         self.racing.check_raceable(self.task, self.optimizer)
 
@@ -427,15 +457,15 @@ class Run:
         missing = self.task.gold_error
         if not self.engine.differentiable:
             missing = missing or "gradients need engine=hf and a pool of adapters"
-        resources = SearchResources(
-            gradients=missing is None,
-            positions=self.budget.prompts // items if self.budget.prompts else None,
-            black_box=self.task.black_box,
-            norms=pool.update_norms,
+        optimizer.set_resources(
+            SearchResources(
+                gradients=missing is None,
+                positions=self.budget.prompts // items if self.budget.prompts else None,
+                black_box=self.task.black_box,
+                norms=pool.update_norms,
+                routes=pool.routes,
+            )
         )
-        optimizer.set_resources(resources)
-        self._item_routes = self._route_prompts(pool) if isinstance(pool, Pool) else None
-        optimizer.set_resources(replace(resources, routes=pool.routes))
         self.uses_gradients = missing is None and optimizer.needs_gradients is not None
         # A black box has few coefficients: its utilities have to rank the positions.
         few = pool.routes > 1 and items < MIN_ROUTE_ITEMS * pool.routes
@@ -449,31 +479,128 @@ class Run:
         self.uses_gradients = missing is None and optimizer.needs_gradients is not None
         self.notes = self._describe_optimizer(missing)
 
-    def _route_prompts(self, pool: Pool) -> np.ndarray | None:
-        """Fit the pool's router to the prompts of the searched dev items, if it is to have one.
+    # Kinds of prompts
 
-        Returns:
-            The route of each searched item; `None` for a single route.
+    def _kinds_error(self) -> str | None:
+        """Return why prompts cannot be divided into kinds with coefficients of their own."""
+        task = self.task
+        dev = task.items("dev")
+        prompts = first_prompts(task, [dev[index] for index in self.searched])
+        if task.rounds > 1 or any(len(mine) != 1 for mine in prompts):
+            return f"task {task.name} sends several prompts about an item"
+        if not self.engine.embeds:
+            return "the engine does not embed prompts; use engine=hf"
+        return None
 
-        Raises:
-            UserError: pool.routes asks for several, and the task or the engine cannot have them.
+    def _considers_kinds(self) -> bool:
+        """Return whether prompts may have kinds, besides those of a given router."""
+        pool, optimizer, wanted = self.pool, self.optimizer, self.pool.wanted_routes
+        if wanted == 1 or not isinstance(pool, Pool):
+            return False
+        reason = self._kinds_error()
+        if wanted != AUTO:
+            if reason:
+                raise UserError(f"pool.routes: {reason}, or pool.routes=1")
+            return True
+        # Another position has to fit besides the experts and the embedded prompts.
+        least = (len(pool.names) + 1) * len(self.searched) + len(self.task.items("dev"))
+        fits = self.budget.prompts is None or self.budget.prompts >= least
+        return optimizer.kinds_start > 0 and pool.space == "delta" and reason is None and fits
+
+    def _choose_kinds(self) -> None:
+        """Divide the prompts into kinds where that pays, and start the optimizer with them.
+
+        The experts, soups and starts are scored first: their scores choose the kinds, and are those
+        of the first iteration.
         """
-        composes = self.optimizer.composes_routes and pool.space == "delta"
-        if not composes and not pool.routed:
-            pool.route([], False)
-            return None
-        dev = self.task.items("dev")
-        prompts = first_prompts(self.task, [dev[index] for index in self.searched])
-        reason = None
-        if self.task.rounds > 1 or any(len(mine) > 1 for mine in prompts):
-            reason = f"task {self.task.name} sends several prompts about an item"
-        elif not self.engine.routes:
-            reason = "the engine does not route prompts; use engine=hf or vllm"
-        if reason and pool.routed:
-            raise UserError(f"pool.routes: {reason}, or pool.routes=1")
-        texts = ["\n".join(mine) for mine in prompts]
-        pool.route(texts, reason is None)
-        return pool.router.assign(texts) if pool.router else None
+        pool, given, shown = self.pool, self.pool.router is not None, self.notes
+        if not given and not self._considers_kinds():
+            return
+        dev = len(self.task.items("dev"))
+        if not given:
+            self._survey()
+        self._embedded, states = dev, self._embed_prompts("dev")
+        found: dict[str, Any] = {}
+        if not given:
+            choice = self._divide_prompts(states)
+            pool.router = choice.router
+            numbers = {"each": choice.each, "single": choice.single, "error": choice.error}
+            found = {"numbers": numbers, "asked": pool.wanted_routes}
+        groups = len(pool.groups) // (pool.routes if given else 1)
+        if router := pool.router:
+            self._start_optimizer()
+            if len(pool.groups) != groups * pool.routes:  # the workers have others
+                self.executor.close()
+                self.executor.open(Worker(self.model, pool, self.task, self.engine))
+            routes = {digest_items(self.task, "dev"): router.assign(states).tolist()}
+            found |= {"router": router.to_dict(), "routes": routes}
+        self.record.state |= {"kinds": found, "groups": list(pool.groups)}
+        self.record.save_state()
+        self._adopt_kinds()
+        self._write_config()
+        for line in [*describe_kinds(found), *(one for one in self.notes if one not in shown)]:
+            log.info(line)
+            self.view.print_line(line)
+
+    def _survey(self) -> None:
+        """Score the experts, soups and starts on dev."""
+        items, count = len(self.searched), len(self.pool.names)
+        positions = self.optimizer.ask()[: max(count, self.optimizer.kinds_start)]
+        if self.budget.prompts is not None:
+            affordable = (self.budget.prompts - len(self.task.items("dev"))) // items
+            positions = positions[: max(count, affordable)]
+        self._evaluator.names = name_positions(positions, 0)
+        self._show_dev_evaluation(0, len(positions))
+        scores = self._score_dev(positions.tolist(), range(items))
+        keys = [tuple(row[:count].tolist()) for row in positions]
+        self._surveyed = {
+            key: dict(enumerate(mine)) for key, mine in zip(keys, scores, strict=True)
+        }
+
+    def _find_surveyed(self, position: np.ndarray) -> dict[int, Score] | None:
+        """Return the scores of a position that is surveyed, in any groups and routes."""
+        rows = position.reshape(-1, len(self.pool.names))
+        same = bool((rows == rows[0]).all())
+        return self._surveyed.get(tuple(rows[0].tolist())) if same else None
+
+    def _divide_prompts(self, states: Mapping[int, np.ndarray]) -> KindChoice:
+        """Choose the kinds by the surveyed scores."""
+        items = [self.task.items("dev")[index] for index in self.searched]
+        texts = [prompts[0] for prompts in first_prompts(self.task, items)]
+        values = [[score.value for score in mine.values()] for mine in self._surveyed.values()]
+        searched = {layer: rows[self.searched] for layer, rows in states.items()}
+        labels = [item_domain(item) for item in items]
+        return choose_kinds(searched, texts, np.array(values), self.pool.wanted_routes, labels)
+
+    def _embed_prompts(self, split: str) -> dict[int, np.ndarray]:
+        items = range(len(self.task.items(split)))
+        activity = f"embedding {split} prompts"
+        self.view.start("embed", f"{activity}: {len(items)}", activity, len(items))
+        return self._evaluator.embed_prompts(split, items)
+
+    def _adopt_kinds(self) -> None:
+        """Score positions by the kinds of the items from now on."""
+        if self.pool.router:
+            self._evaluator.set_kinds(self._kinds_of, self.pool.routes)
+        self._known = EvaluatedPositions(self.record, self._searched_kinds, self.pool.routes)
+
+    def _kinds_of(self, split: str) -> np.ndarray:
+        """Return the kind of each item of a split, stored in the record; embeds them if needed."""
+        if split not in self._kinds:
+            digest, router = digest_items(self.task, split), self.pool.router
+            kinds = self.record.state["kinds"]
+            if digest not in kinds["routes"]:
+                assert router is not None
+                routes = {**kinds["routes"]}
+                routes[digest] = router.assign(self._embed_prompts(split)).tolist()
+                self.record.state["kinds"] = {**kinds, "routes": routes}
+                self.record.save_state()
+            self._kinds[split] = np.array(self.record.state["kinds"]["routes"][digest])
+        return self._kinds[split]
+
+    @property
+    def _searched_kinds(self) -> np.ndarray | None:
+        return self._kinds_of("dev")[self.searched] if self.pool.router else None
 
     def _describe_optimizer(self, missing: str | None) -> list[str]:
         """Return the lines to print about the optimizer before a search."""
@@ -501,11 +628,6 @@ class Run:
             notes.append(
                 "no particle is composed of the best for each kind of prompt: optimizer.particles "
                 "is below one for each expert, soup and start and one more; null is enough"
-            )
-        if router := self.pool.router:
-            notes.append(
-                f"separate coefficients for at most {self.pool.routes} kinds of prompts, by their "
-                f"words: {', '.join(router.names)} (pool.routes=1 searches one adapter for all)"
             )
         return notes
 
@@ -535,7 +657,7 @@ class Run:
                 self.held_out,
                 self.optimizer.items_without_gradient(len(self.searched)),
                 given.choose == "kept",
-                self._item_routes,
+                self._searched_kinds,
                 self.pool.routes,
             )
             ending.choose_bests()
@@ -595,7 +717,25 @@ class Run:
         other = Batching(1, (self.job.items or len(self.searched)) // 2 + 1)
         evaluator = Evaluator(self.task, self.executor, other)
         evaluator.on_job = self.view.show_job
+        if self.pool.router:
+            evaluator.set_kinds(self._kinds_of, self.pool.routes)
         return evaluator.score_positions
+
+
+def describe_kinds(kinds: Mapping[str, Any]) -> list[str]:
+    """Describe in words what a search has decided about kinds of prompts; see `KindChoice`."""
+    names = kinds.get("router", {}).get("names", [])
+    words = f"{len(names)} kinds of prompts, with coefficients of their own: {', '.join(names)}"
+    if "numbers" not in kinds:
+        return [words] if names else []
+    each, single, error = (kinds["numbers"][key] for key in ("each", "single", "error"))
+    numbers = (
+        f"the best start of each {each:.3f}, of all {single:.3f} (cross-validated on dev, standard "
+        f"error of the difference {error:.3f})"
+    )
+    if names:
+        return [f"{words}; {numbers}; pool.routes=1 searches one adapter for all"]
+    return [f"kinds of prompts were considered and rejected: {numbers}"]
 
 
 def describe_descent(plan: DescentPlan) -> str:

@@ -83,10 +83,5 @@ class AutoOptimizer(Optimizer):
         return offer.gradients and offer.black_box and many
 
     @property
-    def composes_routes(self) -> bool:
-        """See `Optimizer.composes_routes`; the swarm and its single particle do."""
-        return self._descends or self._mutates
-
-    @property
     def needs_gradients(self) -> bool | None:
         return False if self.resources.gradients else None

@@ -300,9 +300,10 @@ class Optimizer:
         return []
 
     @property
-    def composes_routes(self) -> bool:
-        """Whether a position is composed of the best on each route; valid before `start`."""
-        return False
+    def kinds_start(self) -> int:
+        """Number of first positions, the same for all kinds of prompts, of which another is
+        composed with the best for each kind; 0 if none is."""
+        return 0
 
     @property
     def composes_next(self) -> bool:

@@ -302,8 +302,8 @@ class MemeticSwarm(ParticleSwarm):
     # Kinds of prompts.
 
     @property
-    def composes_routes(self) -> bool:
-        return self.soups > 0
+    def kinds_start(self) -> int:
+        return self.experts + self.soups + len(self.starts or ()) if self.soups else 0
 
     @property
     def composes_next(self) -> bool:

@@ -41,7 +41,7 @@ from swarm.pool.discovery import (
 )
 from swarm.pool.extra_rows import BaseRow, ExtraRows, RandomTwin, load_elites
 from swarm.pool.groups import ALL_MODULES, AUTO, GroupKind, divide_modules, route_group_names
-from swarm.pool.prompt_router import MAX_ROUTES, PromptRouter, fit_router, read_router
+from swarm.pool.prompt_router import MAX_ROUTES, PromptRouter, read_router
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,7 +73,7 @@ class ExpertPool:
         saves_personal_bests: Whether personal bests are saved as the global one is, not as notes.
         groups: Names of the module groups with separate coefficients; a single group is "all".
         router: Routes prompts to parts of a position; `None` for a single route.
-        routed: Whether the pool has several routes by its settings, not by its prompts.
+        wanted_routes: Number of routes that a search decides on: 1, "auto", or 2 to 16.
         control: "random" if each expert is replaced by a random twin; else `None`.
     """
 
@@ -83,7 +83,7 @@ class ExpertPool:
     saves_personal_bests = True
     groups: Sequence[str] = ("all",)
     router: PromptRouter | None = None
-    routed: bool = False
+    wanted_routes: int | str = 1
     control: Literal["random"] | None = None
 
     @property
@@ -184,18 +184,13 @@ class Pool(ExpertPool):
             raise UserError(f"pool.recipes={list(recipes)}: names one more than once")
         self.folder = find_path(folder)
         self.experts = None if experts is None else list(experts)
-        self.space, self.export_rank, self.division = space, export_rank, groups
+        self.space, self.export_rank = space, export_rank
+        self.division = self._given_division = groups
         self._base_check, self._elites, self._elite_count = base, elites, elite_count
         self._extra = ExtraRows(base_row, list(recipes), density, sparse_rows)
         self.control, self._control_seed = control, control_seed
-        # Before its prompts are known, a pool has a number of routes, or auto; else their router.
-        self._routes: int | str | None = None
-        self.router: PromptRouter | None = None
-        if isinstance(routes, Mapping):
-            self.router = read_router(routes)
-        else:
-            self._routes = routes
-        self.routed = self._routes not in (AUTO, 1)
+        self.router = read_router(routes) if isinstance(routes, Mapping) else None
+        self.wanted_routes = 1 if isinstance(routes, Mapping) else routes
         self.names: list[str] = []
         self.groups: Sequence[str] = [ALL_MODULES]
         self.modules: dict[str, tuple[int, int, int]] = {}
@@ -228,27 +223,14 @@ class Pool(ExpertPool):
         return partial(Pool, **self.settings), ()
 
     def divide(self, gradients: bool) -> None:
-        """Resolve pool.groups=auto; must be called before `open`.
+        """Resolve pool.groups=auto, for the next `open`.
 
         Args:
             gradients: Whether a search has gradients for the coefficients: it can then learn those
                 of each module, while a black box of so many dimensions could not be searched.
         """
-        if self.division == AUTO:
+        if self._given_division == AUTO:
             self.division = "per_module" if gradients else "global"
-
-    def route(self, prompts: Sequence[str], routed: bool) -> None:
-        """Resolve pool.routes by dev prompts; must be called before `open`.
-
-        Args:
-            routed: Whether `routes=auto` may divide them.
-
-        Raises:
-            UserError: They cannot be divided into the given number of routes.
-        """
-        if self._routes is not None:
-            divided = routed or self._routes != AUTO
-            self.router = fit_router(prompts, self._routes) if divided else None
 
     @property
     def resolved_settings(self) -> dict[str, Any]:
@@ -275,11 +257,6 @@ class Pool(ExpertPool):
         belong to, or its name; see `swarm.pool.discovery.check_base_models`. Raises UserError,
         naming the folder, for an expert that cannot be combined with the others.
         """
-        if type(self._routes) is int and self._routes > 1 and self.router is None:
-            raise UserError(
-                f"pool.routes={self._routes}: a search fits the router to its prompts; elsewhere "
-                "use 1, or what the config.json of a search has as pool.routes"
-            )
         names = find_experts(self.folder, self.experts)
         experts = [read_adapter(self.folder / name) for name in names]
         elites: list[Adapter] = []

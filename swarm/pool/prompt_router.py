@@ -1,75 +1,78 @@
 """A router of prompts: which of R sets of coefficients answers a prompt.
 
 Questions of several kinds need several models: no single combination of nine adapters does what
-each of them does. A router divides prompts by their words, without labels, so that each kind can
-have separate coefficients while all share one base and one pool.
+each of them does. A router divides prompts by the base model's hidden states, where that pays
+(`choose_kinds`), so that each kind can have separate coefficients while all share one base and one
+pool. Task-level routing as in c-BTM (arXiv 2303.14177) and LORAUTER (arXiv 2601.21795), with
+clusters chosen by the cross-validated utility of given experts.
 """
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from pydantic import Field, FiniteFloat, StringConstraints, TypeAdapter, ValidationError
 
 from swarm._util.files import short_digest
-from swarm._util.settings import Count
+from swarm._util.settings import Count, Positive
 from swarm.errors import UserError
 
 AUTO = "auto"
 MAX_ROUTES = 16
 """Maximum number of routes."""
 
-MIN_SILHOUETTE = 0.5
-"""Mean silhouette from which `routes=auto` divides prompts.
+MAX_CLUSTERS = 12
+"""Maximum number of clusters that `routes=auto` tries."""
 
-Prompts of one kind stay below .4 (hellaswag, truthfulqa, reasoning-gym), mixtures of templates are
-above .7 (benchmarks/notes/decisions.md).
-"""
+MIN_PROMPTS = 3
+"""Least number of dev prompts of a kind; smaller clusters join the nearest one."""
 
-MIN_SHARE = 0.03
-"""Smallest share of the prompts that contain a word that counts, and that form a route."""
+FOLDS = 5
+"""Folds of the cross-validation by which a division is chosen."""
 
-LEAST_PROMPTS = 2
-"""Least number of prompts that contain a word that counts, and that form a route."""
+FOLD_SEED = 17
 
-WORD_PATTERN = re.compile(r"[^\W\d_]{2,}")
+PRIOR_ITEMS = 1.0
+"""Weight of an expert's mean over all prompts in its mean over those of a kind, in items."""
 
-MAX_NAME = 24
+LLOYD_STEPS = 20
+
+MAX_NAME = 32
 """Maximum number of letters of a route's name, which is that of a folder."""
 
-NO_WORDS = "other"
-"""Name of the route of prompts without any word that counts."""
-
 RouteName = Annotated[str, StringConstraints(pattern=r"^\w{1,40}$")]
+
+States = Mapping[int, np.ndarray]
+"""Mean hidden states [T, D] of T prompts after some layers of the base, by number of layers."""
 
 
 @dataclass(frozen=True)
 class PromptRouter:
-    """Routes a prompt by the nearest of C centroids of word vectors.
+    """Routes a prompt by the nearest of C centroids of the base's mean hidden states.
 
     Attributes:
-        words: The W words that count.
-        weights: [W], log(D / number of the D prompts that contain the word).
-        centroids: [C][W + 1], the mean unit vector of a cluster of prompts; the last number is the
-            share of prompts without any of the words.
-        names: The R routes' names, a characteristic word each.
+        layer: Number of layers of the base: index of transformers' `hidden_states`, whose mean over
+            a prompt's tokens is its vector.
+        mean: [D], subtracted from a vector.
+        centroids: [C][D], unit vectors.
+        names: The R routes' names, a piece of a prompt each.
+        examples: [R], the most central prompt of each route.
         routes: [C], the route of each centroid; several may share one.
     """
 
-    words: list[str]
-    weights: list[FiniteFloat]
+    layer: Positive
+    mean: list[FiniteFloat]
     centroids: list[list[FiniteFloat]]
     names: Annotated[list[RouteName], Field(min_length=2)]
+    examples: list[str]
     routes: list[Count]
 
-    def assign(self, texts: Sequence[str]) -> np.ndarray:
+    def assign(self, states: States) -> np.ndarray:
         """Return the route of each of T prompts, [T]."""
-        vectors = _embed_prompts(texts, self.words, self.weights)
-        return np.array(self.routes)[(vectors @ self._directions.T).argmax(axis=1)]
+        vectors = states[self.layer] - np.array(self.mean)
+        return np.array(self.routes)[(vectors @ np.array(self.centroids).T).argmax(axis=1)]
 
     def merge(self, owners: Sequence[int]) -> "PromptRouter":
         """Return the router in which some routes are one, by the name of the first of them.
@@ -79,16 +82,8 @@ class PromptRouter:
         """
         kept = sorted(set(owners))
         routes = [kept.index(owners[route]) for route in self.routes]
-        return replace(self, names=[self.names[one] for one in kept], routes=routes)
-
-    def split(self, texts: Sequence[str]) -> dict[int, list[int]]:
-        """Return the indices of the prompts on each route that has any, by route."""
-        assigned = self.assign(texts)
-        return {int(r): np.flatnonzero(assigned == r).tolist() for r in np.unique(assigned)}
-
-    @cached_property
-    def _directions(self) -> np.ndarray:
-        return _normalize_rows(np.array(self.centroids))
+        names, examples = ([each[one] for one in kept] for each in (self.names, self.examples))
+        return replace(self, names=names, examples=examples, routes=routes)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON values; see `read_router`."""
@@ -110,72 +105,154 @@ def read_router(values: Mapping[str, Any]) -> PromptRouter:
     except ValidationError:
         router = None
     if router:
-        width, count = len(router.words) + 1, len(router.names)
-        fits = len(router.weights) == width - 1 and len(router.routes) == len(router.centroids)
-        fits = fits and all(len(row) == width for row in router.centroids)
+        count = len(router.names)
+        fits = len(router.routes) == len(router.centroids) and len(router.examples) == count
+        fits = fits and all(len(row) == len(router.mean) for row in router.centroids)
         if fits and len({*router.names}) == count and {*router.routes} == {*range(count)}:
             return router
     raise UserError("pool.routes: not a router as a search writes it; use auto or 1")
 
 
-def fit_router(texts: Sequence[str], routes: int | str = AUTO) -> PromptRouter | None:
-    """Divide prompts into routes by average linkage of their word vectors.
+class KindChoice(NamedTuple):
+    """Whether prompts are divided into kinds, and what that is based on.
 
-    Words in too few or in all prompts do not count, nor do numbers and single letters: templates
-    decide more than contents, but frequent words of the content, such as months, decide as well.
+    Attributes:
+        router: The router; `None` where one model for all prompts is as good.
+        each: Cross-validated mean value of the best start of each kind.
+        single: That of the best start for all prompts.
+        error: Standard error of the difference.
+    """
+
+    router: PromptRouter | None
+    each: float
+    single: float
+    error: float
+
+
+def choose_kinds(
+    states: States,
+    texts: Sequence[str],
+    values: np.ndarray,
+    routes: int | str = AUTO,
+    labels: Sequence[str] | None = None,
+) -> KindChoice:
+    """Divide prompts into kinds if the best start of each kind is better than the best for all.
+
+    Divisions are clusters of the vectors of each layer and, where items have labels, the labels.
+    Five-fold cross-validation decides: layer and number of clusters are chosen on four folds (by
+    the same on these), and so is the start of each kind; the fifth tells what they are worth. Kinds
+    with the same best start are one.
 
     Args:
-        texts: Prompts, without labels.
-        routes: Number of routes; "auto" is the number with the highest mean silhouette (Rousseeuw,
-            1987), or 1 if that is below `MIN_SILHOUETTE`.
-
-    Returns:
-        The router; `None` for a single route.
+        states: Of T dev prompts.
+        texts: The prompts, for names.
+        values: [S, T], values of the answers of S starts (experts, soups).
+        routes: "auto", or the number of kinds to divide into in any case.
+        labels: Domains of the T items; `None` if there are none.
 
     Raises:
-        UserError: The prompts cannot be divided into so many routes.
+        UserError: The prompts cannot be divided into so many kinds.
     """
-    if routes == 1:
-        return None
-    counts = Counter(word for text in texts for word in _words_of(text))
-    least = _least_prompts(len(texts))
-    words = sorted(word for word, count in counts.items() if least <= count < len(texts))
-    weights = [float(np.log(len(texts) / counts[word])) for word in words]
-    vectors = _embed_prompts(texts, words, weights)
-    found = _divide(vectors, routes) if len(np.unique(vectors, axis=0)) > 1 else None
-    if found is None and routes != AUTO:
+    divisions: list[tuple[int, np.ndarray]] = []
+    counts = range(2, MAX_CLUSTERS + 1) if routes == AUTO else [int(routes)]
+    for layer, vectors in states.items():
+        directions = _normalize_rows(vectors - vectors.mean(axis=0))
+        found = [_cluster(directions, count) for count in counts if count <= len(texts)]
+        if labels is not None and routes == AUTO:
+            found.append(_nearest(directions, np.unique(labels, return_inverse=True)[1]))
+        for one in found:
+            count = int(one.max()) + 1
+            if 1 < count <= MAX_ROUTES and (routes in (AUTO, count)):
+                divisions.append((layer, one))
+    if not divisions and routes != AUTO:
         raise UserError(
-            f"pool.routes={routes}: the words of {len(texts)} dev prompts do not divide them into "
-            f"{routes} kinds of {least} or more; use fewer, or auto"
+            f"pool.routes={routes}: the {len(texts)} dev prompts do not divide into {routes} kinds "
+            f"of {MIN_PROMPTS} or more; use fewer, or auto"
         )
-    if found is None:
-        return None
-    centroids = _cluster_means(vectors, found)
-    rows = [[round(value, 4) for value in row] for row in centroids.tolist()]
-    names = _name_routes(centroids, words)
-    rounded = [round(weight, 4) for weight in weights]
-    return PromptRouter(words, rounded, rows, names, list(range(len(names))))
+    order = np.random.default_rng(FOLD_SEED).permutation(len(texts))
+    folds = np.empty(len(texts), int)
+    folds[order] = np.arange(len(texts)) % FOLDS
+    single = _held_out_values(values, np.zeros(len(texts), int), folds)
+    if not divisions:
+        return KindChoice(None, float(single.mean()), float(single.mean()), 0.0)
+    divided = np.empty(len(texts))
+    for fold in range(FOLDS):
+        kept = folds != fold
+        chosen = _best_division(values[:, kept], [one[kept] for _, one in divisions], folds[kept])
+        kinds = divisions[chosen][1]
+        divided[~kept] = values[_best_starts(values, kinds, kept)[kinds[~kept]], ~kept]
+    gain = divided - single
+    error = float(gain.std(ddof=1) / len(gain) ** 0.5)
+    layer, kinds = divisions[_best_division(values, [one for _, one in divisions], folds)]
+    router = None
+    if routes != AUTO or gain.mean() > error:
+        router = _build_router(layer, states[layer], kinds, texts)
+    if router and routes == AUTO:
+        starts = _best_starts(values, kinds, np.ones(len(texts), bool)).tolist()
+        owners = [starts.index(one) for one in starts]
+        router = router.merge(owners) if len(set(owners)) > 1 else None
+    return KindChoice(router, float(divided.mean()), float(single.mean()), error)
 
 
-def _words_of(text: str) -> set[str]:
-    return set(WORD_PATTERN.findall(text.lower()))
+def _best_division(values: np.ndarray, divisions: Sequence[np.ndarray], folds: np.ndarray) -> int:
+    """Return the division with the highest cross-validated value; the first of equal ones."""
+    found = [_held_out_values(values, kinds, folds).mean() for kinds in divisions]
+    return int(np.argmax(np.round(found, 9)))
 
 
-def _least_prompts(count: int) -> int:
-    return max(LEAST_PROMPTS, round(MIN_SHARE * count))
+def _held_out_values(values: np.ndarray, kinds: np.ndarray, folds: np.ndarray) -> np.ndarray:
+    """Return each item's value [T] by the start that is best for its kind on the other folds."""
+    found = np.empty(len(kinds))
+    for fold in np.unique(folds):
+        kept = folds != fold
+        best = _best_starts(values, kinds, kept)
+        found[~kept] = values[best[kinds[~kept]], np.flatnonzero(~kept)]
+    return found
 
 
-def _embed_prompts(
-    texts: Sequence[str], words: Sequence[str], weights: Sequence[float]
-) -> np.ndarray:
-    """Return unit vectors [T, W + 1]; the last number is 1 where no word counts."""
-    columns = {word: column for column, word in enumerate(words)}
-    vectors, scale = np.zeros((len(texts), len(words) + 1)), np.array(weights)
-    for row, text in enumerate(texts):
-        known = [columns[word] for word in _words_of(text) if word in columns]
-        vectors[row, known] = scale[known] if known else 0.0
-        vectors[row, -1] = not known
-    return _normalize_rows(vectors)
+def _best_starts(values: np.ndarray, kinds: np.ndarray, kept: np.ndarray) -> np.ndarray:
+    """Return the best start of each kind by the kept items, [R].
+
+    A start's mean on a kind is shrunk to its mean over all kinds, as for `PRIOR_ITEMS` more items.
+    """
+    members = np.eye(int(kinds.max()) + 1)[kinds[kept]]
+    overall = values[:, kept].mean(axis=1, keepdims=True)
+    sums, counts = values[:, kept] @ members, members.sum(axis=0)
+    means = (sums + PRIOR_ITEMS * overall) / (counts + PRIOR_ITEMS)
+    return np.asarray(np.round(means, 9).argmax(axis=0))
+
+
+def _cluster(directions: np.ndarray, count: int) -> np.ndarray:
+    """Return the cluster of each of T unit vectors by spherical k-means, started by Ward's method.
+
+    Clusters of fewer than `MIN_PROMPTS` join the nearest one.
+    """
+    from scipy.cluster.hierarchy import fcluster, linkage
+
+    kinds = fcluster(linkage(directions, "ward"), count, "maxclust")
+    kinds = np.unique(kinds, return_inverse=True)[1]
+    for _ in range(LLOYD_STEPS):
+        sizes = np.bincount(kinds)
+        if sizes.min() < MIN_PROMPTS and len(sizes) > 1:
+            means = _cluster_directions(directions, kinds)
+            means[int(sizes.argmin())] = -means.sum(axis=0)  # nobody's
+            kinds = np.where(kinds == sizes.argmin(), (directions @ means.T).argmax(axis=1), kinds)
+            kinds = np.unique(kinds, return_inverse=True)[1]
+            continue
+        before, kinds = kinds, _nearest(directions, kinds)
+        if np.array_equal(before, kinds):
+            break
+    return kinds
+
+
+def _nearest(directions: np.ndarray, kinds: np.ndarray) -> np.ndarray:
+    """Return the nearest of the kinds' centroids of each vector, numbered without gaps."""
+    found = (directions @ _cluster_directions(directions, kinds).T).argmax(axis=1)
+    return np.unique(found, return_inverse=True)[1]
+
+
+def _cluster_directions(directions: np.ndarray, kinds: np.ndarray) -> np.ndarray:
+    return _normalize_rows(np.eye(int(kinds.max()) + 1)[kinds].T @ directions)
 
 
 def _normalize_rows(vectors: np.ndarray) -> np.ndarray:
@@ -183,70 +260,38 @@ def _normalize_rows(vectors: np.ndarray) -> np.ndarray:
     return np.asarray(vectors / np.where(lengths == 0, 1.0, lengths))
 
 
-def _cluster_means(vectors: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    return np.array([vectors[labels == one].mean(axis=0) for one in np.unique(labels)])
+def _build_router(
+    layer: int, vectors: np.ndarray, kinds: np.ndarray, texts: Sequence[str]
+) -> PromptRouter:
+    mean = np.round(vectors.mean(axis=0), 4)
+    directions = _normalize_rows(vectors - mean)
+    centroids = np.round(_cluster_directions(directions, kinds), 5)
+    examples = []
+    for kind, centroid in enumerate(centroids):
+        mine = np.flatnonzero(kinds == kind)
+        examples.append(texts[mine[(directions[mine] @ centroid).argmax()]])
+    names = _name_kinds(examples, kinds, texts)
+    count = list(range(len(names)))
+    return PromptRouter(layer, mean.tolist(), centroids.tolist(), names, examples, count)
 
 
-def _divide(vectors: np.ndarray, routes: int | str) -> np.ndarray | None:
-    """Return the route of each prompt, [D]; `None` if there is no such division."""
-    from scipy.cluster.hierarchy import fcluster, linkage
-
-    tree = linkage(vectors, "average", metric="cosine")
-    distances = 1 - vectors @ vectors.T
-    candidates: list[tuple[float, np.ndarray]] = []
-    # Small clusters join others, so a finer cut of the tree may have as many routes as asked for.
-    for count in range(2, min(2 * MAX_ROUTES, len(vectors)) + 1):
-        found = _merge_small(vectors, fcluster(tree, count, "maxclust"))
-        number = int(found.max()) + 1
-        if 1 < number <= MAX_ROUTES and routes in (AUTO, number):
-            candidates.append((_silhouette(distances, found), found))
-    if not candidates:
-        return None
-    quality, chosen = max(candidates, key=lambda one: one[0])
-    return None if routes == AUTO and quality < MIN_SILHOUETTE else chosen
-
-
-def _merge_small(vectors: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Join clusters with too few prompts to the nearest one; return labels from 0, [D]."""
-    labels = labels.copy()
-    while True:
-        kinds, counts = np.unique(labels, return_counts=True)
-        if len(kinds) == 1 or counts.min() >= _least_prompts(len(labels)):
-            return np.unique(labels, return_inverse=True)[1]
-        small = int(counts.argmin())
-        means = _normalize_rows(_cluster_means(vectors, labels))
-        likeness = means @ means[small]
-        likeness[small] = -np.inf
-        labels[labels == kinds[small]] = kinds[int(likeness.argmax())]
-
-
-def _silhouette(distances: np.ndarray, labels: np.ndarray) -> float:
-    """Return the mean of (b - a) / max(a, b) over prompts.
-
-    a is the mean distance to the others of the same route, b that to the nearest other route.
-    """
-    members = np.eye(int(labels.max()) + 1)[labels]
-    sums, counts = distances @ members, members.sum(axis=0)
-    row = np.arange(len(labels))
-    own = sums[row, labels] / np.maximum(counts[labels] - 1, 1)
-    means = sums / counts
-    means[row, labels] = np.inf
-    other = means.min(axis=1)
-    largest = np.maximum(own, other)
-    return float(np.mean((other - own) / np.where(largest == 0, 1.0, largest)))
-
-
-def _name_routes(centroids: np.ndarray, words: Sequence[str]) -> list[str]:
-    """Return a characteristic word of each route, with a number where it is not unique.
-
-    The longest of three: the shortest are mostly function words.
-    """
-    columns = [*words, NO_WORDS]
-    others = (centroids.sum(axis=0) - centroids) / max(1, len(centroids) - 1)
+def _name_kinds(examples: Sequence[str], kinds: np.ndarray, texts: Sequence[str]) -> list[str]:
+    """Return the three words in a row of each example that distinguish its kind most, joined."""
+    words = [re.findall(r"[^\W_]+", text.lower()) for text in texts]
     found: list[str] = []
-    for row, rest in zip(centroids, others, strict=True):
-        best = [columns[i] for i in np.argsort(rest - row, kind="stable")[:3] if row[i] > rest[i]]
-        word = (best[0] if best[0] == NO_WORDS else max(best, key=len))[:MAX_NAME]
-        same = sum(name.partition("_")[0] == word for name in found)
-        found.append(f"{word}_{same + 1}" if same else word)
+    for kind, example in enumerate(examples):
+        own = [set(words[i]) for i in np.flatnonzero(kinds == kind)]
+        others = [set(words[i]) for i in np.flatnonzero(kinds != kind)]
+
+        def share(word: str, among: Sequence[set[str]]) -> float:
+            return sum(word in one for one in among) / max(1, len(among))
+
+        mine = re.findall(r"[^\W_]+", example.lower())
+        gains = [share(word, own) - share(word, others) for word in mine]
+        sums = [sum(gains[start : start + 3]) for start in range(max(1, len(mine) - 2))]
+        start = int(np.argmax(sums))
+        name = "_".join(mine[start : start + 3])[:MAX_NAME].strip("_") or "kind"
+        while name in found:
+            name = f"{name}_{kind + 1}"
+        found.append(name)
     return found

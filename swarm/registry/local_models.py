@@ -32,7 +32,6 @@ from swarm.models.base import (
     Model,
     Request,
     Stream,
-    prompt_text,
     stable_prefix,
 )
 from swarm.pool.adapter import (
@@ -144,6 +143,14 @@ class Batcher:
                 # Not a daemon: the process must not end while this thread is inside torch.
                 start_thread(self._run_rounds, name="swarm-local", daemon=False)
         return pending
+
+    def route_requests(self, router: PromptRouter, requests: Sequence[Request]) -> list[int]:
+        """Return the route of each request, by one forward pass of the base over its prompt."""
+        prompts = [request.prompt for request in requests]
+        with self._busy:
+            states = self._engine.embed_prompts(prompts, [router.layer])
+        routes: list[int] = router.assign(states).tolist()
+        return routes
 
     def _run_rounds(self) -> None:
         """Answer round by round until no requests are waiting."""
@@ -388,9 +395,11 @@ class RoutedModel(CombinedModel):
     def _submit_requests(self, requests: Sequence[Request]) -> list[PendingRequest]:
         if not self.is_loaded:
             self.open()
+        assert self._batcher is not None
+        routes = self._batcher.route_requests(self.router, requests)
         found: dict[int, PendingRequest] = {}
-        texts = [prompt_text(request.prompt) for request in requests]
-        for route, indices in self.router.split(texts).items():
+        for route in set(routes):
+            indices = [index for index, one in enumerate(routes) if one == route]
             pending = self._parts[route]._submit_requests([requests[i] for i in indices])
             found.update(zip(indices, pending, strict=True))
         return [found[i] for i in range(len(requests))]

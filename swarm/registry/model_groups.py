@@ -18,7 +18,8 @@ from swarm.engine.token_ensemble import (
     is_adapter_folder,
     read_mixture,
 )
-from swarm.errors import UserError
+from swarm.errors import NotFinite, UserError
+from swarm.models.base import Completion, Request
 from swarm.pool.adapter import Adapter, read_adapter, read_routed_adapter
 from swarm.pool.discovery import check_base_models, check_compatible, common_shapes
 from swarm.pool.prompt_router import PromptRouter
@@ -124,21 +125,51 @@ class RoutedGroup(AdapterGroup):
 
     @property
     def positions(self) -> np.ndarray:
-        """The unit vector of each route, one after the other; shape [1, R * R]."""
-        return np.eye(len(self.members)).reshape(1, -1)
+        """One model without coefficients of its own; shape [1, 0]."""
+        return np.zeros((1, 0))
 
     @property
     def group_key(self) -> object:
-        # Unique, as the engine has one router.
         return self.base, self.folder, tuple(self.places)
 
-    def load(self, device: str, engine: Any = None) -> HFEngine:
-        found = super().load(device, engine)
-        found.router = self.router
-        return found
+    def load(self, device: str, engine: Any = None) -> Any:
+        return RoutedEngine(super().load(device, engine), self.router)
 
     def fingerprint(self) -> str:
         return f"{super().fingerprint()} {self.router.digest()}"
+
+
+class RoutedEngine:
+    """Answers each prompt with the adapter of its route, for `RoutedGroup`.
+
+    Args:
+        engine: Has the R adapters.
+    """
+
+    def __init__(self, engine: HFEngine, router: PromptRouter) -> None:
+        self._engine, self._router = engine, router
+
+    def generate(
+        self, positions: np.ndarray, requests: Sequence[Sequence[Request]]
+    ) -> list[list[Completion]]:
+        """See `swarm.engine.base.Engine.generate`; positions [1, 0] are of one model."""
+        (asked,) = requests
+        if not asked:
+            return [[]]
+        states = self._engine.embed_prompts([one.prompt for one in asked], [self._router.layer])
+        routes = self._router.assign(states)
+        used = np.unique(routes)
+        parts = [np.flatnonzero(routes == route).tolist() for route in used]
+        own = [[asked[index] for index in part] for part in parts]
+        unit = np.eye(len(self._router.names))
+        try:
+            answers = self._engine.generate(unit[used], own)
+        except NotFinite as error:
+            raise NotFinite(0, error.quantity) from None
+        found: dict[int, Completion] = {}
+        for part, completions in zip(parts, answers, strict=True):
+            found.update(zip(part, completions, strict=True))
+        return [[found[index] for index in range(len(asked))]]
 
 
 @dataclass

@@ -70,7 +70,13 @@ RETRY_S = 0.05
 
 REPAIR_HINT = "rerun the search's command to repair it"
 
-COUNTED = ("prompts_scored", "prompts_saved", "losses_computed", "gradients_computed")
+COUNTED = (
+    "prompts_scored",
+    "prompts_saved",
+    "losses_computed",
+    "gradients_computed",
+    "prompts_embedded",
+)
 """Facts of an iteration that are summed."""
 
 log = logging.getLogger(__name__)
@@ -394,6 +400,15 @@ def _extra_answers_path(kind: str, position: Iterable[float], items: str) -> str
     return f"answers/{kind}_{name}.json.gz"
 
 
+def prompt_cost(counts: Mapping[str, Any]) -> int:
+    """Return the prompt-equivalents of what is computed besides scores.
+
+    A forward pass is one, a forward and backward pass are three.
+    """
+    extra = counts.get("losses_computed", 0) + counts.get("prompts_embedded", 0)
+    return int(extra + 3 * counts.get("gradients_computed", 0))
+
+
 class RunState:
     """The state of a run, and what follows from it; the base of its writer and its reader.
 
@@ -448,20 +463,18 @@ class RunState:
     def count_prompts(self) -> dict[str, int]:
         """Return the number of prompts on dev and those saved by racing, over all iterations.
 
-        With gradients, also the number of examples with a loss and with a gradient, and the total
-        in prompt-equivalents: a forward pass is one, a forward and backward pass are three.
+        If there are any, also the number of examples with a loss and with a gradient, of embedded
+        prompts, and the total in prompt-equivalents (`prompt_cost`).
         """
         found = {name: self._record.counts[name] for name in COUNTED}
-        scored, _, losses, gradients = found.values()
-        if losses or gradients:
-            return {**found, "prompt_equivalents": scored + losses + 3 * gradients}
+        if extra := prompt_cost(found):
+            return {**found, "prompt_equivalents": found["prompts_scored"] + extra}
         return {name: found[name] for name in ("prompts_scored", "prompts_saved")}
 
     def prompts_spent(self) -> int:
         """Return the cost on dev so far, in prompt-equivalents."""
         counts = self._record.counts
-        extra = counts["losses_computed"] + 3 * counts["gradients_computed"]
-        return counts["prompts_scored"] + extra
+        return counts["prompts_scored"] + prompt_cost(counts)
 
     def load_packed(self, path: Path) -> Any:
         """Return the content of a file of answers.

@@ -154,6 +154,13 @@ def test_gym_file_is_what_its_script_writes(category: str) -> None:
     assert data == script(ROOT / "scripts" / "make_gym.py").build(category)
 
 
+def test_composed_file_is_what_its_script_writes() -> None:
+    data = json.loads((ROOT / "data" / "composed.json").read_text())
+    assert (len(data["dev"]), len(data["test"])) == (320, 400)
+    assert len({item["answer"] for split in ("dev", "test") for item in data[split]}) == 720
+    assert data == script(ROOT / "scripts" / "make_composed.py").build()
+
+
 def solve(question: str) -> str:
     """The right answer, found in another way than by the generator (every simple path)."""
     graph, asked = question.split(". ", 1)

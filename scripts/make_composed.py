@@ -1,4 +1,4 @@
-"""Writes data/composed.json: digits to sort downwards, which no expert that ships was trained on.
+"""Writes data/composed.json: number words to sort downwards, new to the experts that ship.
 
 `sorting` sorts digits upwards and `counting` counts downwards; the base and each expert alone are
 right on none to three in a hundred items. Run it from anywhere, without arguments.
@@ -17,16 +17,18 @@ from swarm.experts.train import TEMPLATE  # noqa: E402
 
 SEED = 1
 SIZES = {"dev": 320, "test": 400}
+WORDS = "zero one two three four five six seven eight nine".split()
 TARGET = ROOT / "data" / "composed.json"
 
 
 def build() -> dict[str, Any]:
-    """The whole file; no two items have the same digits in any order."""
+    """The whole file; no two items have the same numbers in any order."""
     generator = random.Random(f"{SEED}/composed")
     found: dict[str, str] = {}
     while len(found) < sum(SIZES.values()):
-        digits = [str(generator.randint(0, 9)) for _ in range(generator.choice((3, 4, 5)))]
-        found.setdefault(" ".join(sorted(digits, reverse=True)), " ".join(digits))
+        digits = [generator.randint(0, 9) for _ in range(generator.choice((4, 5, 6)))]
+        answer = " ".join(WORDS[digit] for digit in sorted(digits, reverse=True))
+        found.setdefault(answer, " ".join(WORDS[digit] for digit in digits))
     rows = [
         {"question": TEMPLATE.format(prompt=f"Sort these numbers downwards: {given}"),
          "answer": answer, "domain": "composed"}

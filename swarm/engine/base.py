@@ -5,7 +5,7 @@ Also the choice of the plan by which an engine answers several positions.
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,6 +19,8 @@ from swarm.pool.pool import ExpertPool
 
 if TYPE_CHECKING:
     import torch
+
+    from swarm.pool.learned import LearnedAdapter
 
 P = TypeVar("P", bound=ExpertPool)
 
@@ -38,6 +40,12 @@ class Mixer:
 
         Args:
             merge: Add the update to a copy of the weights; for a single position.
+        """
+
+    def set_learned(self, adapters: "Sequence[LearnedAdapter | None]") -> None:
+        """Set the learned adapter of each of the next positions; empty for none.
+
+        Only layers of an engine that `learns` get one.
         """
 
     def route_rows(self, particles: "torch.Tensor") -> None:
@@ -78,7 +86,10 @@ class Engine:
     Attributes:
         context: Context length in tokens, known after `check`; infinity if the model sets none.
         embeds: Whether `embed_prompts` is implemented.
-        differentiable: Whether `compute_gradient` is implemented.
+        differentiable: Whether `compute_gradient` is implemented, and positions may have learned
+            adapters.
+        learned: Files of the learned adapters of positions, by position; a position that is not in
+            it has none. Set before positions are answered.
         devices: Number of GPUs of one engine.
         first_devices: Whether it uses the first GPUs visible to its process, not a named one.
     """
@@ -86,6 +97,7 @@ class Engine:
     context = math.inf
     embeds = False
     differentiable = False
+    learned: Mapping[tuple[float, ...], str] = {}
     devices = 1
     first_devices = False
 
@@ -136,14 +148,20 @@ class Engine:
         examples: Sequence[Example],
         slope: bool = True,
         routes: Sequence[int] = (),
+        learned: "LearnedAdapter | None" = None,
     ) -> Gradient:
-        """Return the loss of the examples' gold answers, and its derivative.
+        """Return the loss of examples, and its derivative.
 
         Args:
             positions: [R, G * K], or [G * K]; the derivative is by all of them, flattened.
             slope: `False` leaves the derivative out, which saves the backward pass.
             routes: Index of the position of each example; empty is the first for all.
+            learned: An adapter of all positions; its factors' gradients are accumulated.
         """
+        raise NotImplementedError
+
+    def open_adapter(self, file: str | None, rank: int, seed: int) -> "LearnedAdapter":
+        """Return the learned adapter in a file, or a new one whose update is zero."""
         raise NotImplementedError
 
 

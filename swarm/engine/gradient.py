@@ -21,6 +21,7 @@ from swarm.engine.base import Gradient
 from swarm.engine.lora import LoraLayers, LoraLinear
 from swarm.errors import NotFinite
 from swarm.models.base import Example
+from swarm.pool.learned import LearnedAdapter
 
 OVERFLOW = (
     "a gradient is not finite, and its step is skipped: it exceeds the range of model.dtype "
@@ -201,12 +202,34 @@ class ExampleBatch:
                 alone = normalized[target[sum(self.lengths[:first])]]
                 shares = alone if size == 1 else mine.log_softmax(0)
                 loss = -(shares.exp() * shares).sum()
+            elif example.values:
+                loss = minimum_risk_loss(mine, mine.new_tensor(example.values))
             elif size == 1:
                 loss = -mine[0] / (example.unit or self.lengths[first])
             else:
                 loss = mine.logsumexp(0) - mine[example.gold]
             total, first = total + example.weight * loss, first + size
         return total
+
+
+def minimum_risk_loss(logprobs: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return the loss of an item by scored candidates, a number.
+
+    With p_t the probability of candidate t and r_t its score, it is -log(sum_t r_t p_t) + c log c,
+    where c = sum_t p_t, the probability that the candidates cover, is constant as a factor. Its
+    derivative by log p_t is p_t - r_t p_t / sum(r p): the policy gradient of the log of the
+    expected score, with the part of its baseline that the candidates cover. If they cover
+    everything it is minimum risk training's ratio (Shen et al. 2016, arXiv 1512.02433); if they
+    cover next to nothing it only raises the good ones, as pushing others down would push
+    probability to texts that nobody has scored.
+
+    Args:
+        logprobs: [T], the log probability of each candidate as a whole.
+        values: [T], from 0 to 1, of which one at least is positive.
+    """
+    covered = logprobs.logsumexp(0)
+    good = (logprobs + values.log()).logsumexp(0)
+    return covered.detach().exp() * covered - good
 
 
 def compute_loss_and_gradient(
@@ -216,6 +239,7 @@ def compute_loss_and_gradient(
     batches: Iterable[ExampleBatch],
     slope: bool = True,
     checkpointing: bool = False,
+    learned: LearnedAdapter | None = None,
 ) -> Gradient:
     """Return loss and derivative at a position, flattened [R * G * K].
 
@@ -224,6 +248,7 @@ def compute_loss_and_gradient(
         position: [R, G * K], coefficients of each route.
         slope: Whether to compute the derivative.
         checkpointing: Recompute each layer's activations in the backward pass.
+        learned: An adapter of the position, whose factors' gradients are accumulated too.
 
     Raises:
         torch.OutOfMemoryError: One batch does not fit on the device.
@@ -236,7 +261,7 @@ def compute_loss_and_gradient(
         with torch.set_grad_enabled(slope), checkpoint_activations(model, checkpointing and slope):
             for batch in batches:
                 # Attach again for each batch: a backward pass frees the graph of the coefficients.
-                layers.attach_positions(leaf)
+                layers.attach_positions(leaf, learned)
                 layers.route_rows(torch.tensor(batch.routes, device=model.device))
                 loss = batch.compute_loss(model)
                 if not math.isfinite(value := loss.item()):

@@ -41,6 +41,7 @@ from swarm.pool.pool import ExpertPool, Pool
 if TYPE_CHECKING:
     from swarm.engine.gradient import TokenizedExample
     from swarm.engine.lora import Factors
+    from swarm.pool.learned import LearnedAdapter
 
 BATCH_CPU, BATCH_GPU = 4096, 65536
 """Padded tokens per batch if `engine.max_tokens` is not set."""
@@ -49,6 +50,9 @@ log = logging.getLogger(__name__)
 
 LOGITS_DIVISOR = 16
 """Logits are held for at most one in this many of a batch's tokens when choices are scored."""
+
+LEARNED_LIMIT = 8
+"""Learned adapters that are kept in memory beside those in use."""
 
 Asked = tuple[int, Request]
 """The index of a position, and one of its requests."""
@@ -83,6 +87,8 @@ class HFEngine(Engine):
         self.plan, self.max_tokens, self.checkpointing = plan, max_tokens, checkpointing
         self._logged: set[str] = set()
         self._mixer: Any = None
+        self._learns = False
+        self._loaded: dict[str, LearnedAdapter] = {}
 
     def check(self, base: BaseModel, pool: ExpertPool) -> Any:
         """See `swarm.engine.base.Engine`."""
@@ -106,6 +112,7 @@ class HFEngine(Engine):
     def open(self, base: BaseModel, pool: ExpertPool, device: str) -> None:
         """See `swarm.engine.base.Engine`."""
         pool = as_pool(pool, Pool, "hf")
+        self._learns = pool.new_adapter is not None
         self.load_base(base, device)
         self.set_adapters({name: pool.expert_factors(name) for name in pool.modules}, pool.folder)
 
@@ -144,7 +151,8 @@ class HFEngine(Engine):
 
         if self._mixer is not None:
             self._mixer.remove()
-        self._set_mixer(LoraLayers(self._model, basis, f"pool.folder={folder} on {self._path}"))
+        where = f"pool.folder={folder} on {self._path}"
+        self._set_mixer(LoraLayers(self._model, basis, where, self._learns))
         size = sum(factors[0].shape[-1] * factors[1].shape[-2] for factors in basis.values())
         self._room = size * self._model.dtype.itemsize <= self._free_bytes
 
@@ -175,6 +183,7 @@ class HFEngine(Engine):
         for first in range(0, len(positions), size):
             part = slice(first, first + size)
             chosen = torch.from_numpy(np.ascontiguousarray(positions[part]))
+            self._mixer.set_learned(self._load_learned(positions[part]))
             self._mixer.set_positions(chosen, merge=plan == "merged")
             asked = [(p, one) for p, row in enumerate(requests[part]) for one in row]
             try:
@@ -185,6 +194,26 @@ class HFEngine(Engine):
             found = (next(scores if request.choices else texts) for _, request in asked)
             answers += [list(islice(found, len(row))) for row in requests[part]]
         return answers
+
+    def _load_learned(self, positions: np.ndarray) -> "list[LearnedAdapter | None]":
+        """Return the learned adapter of each of the positions, or nothing if none has one."""
+        from swarm.pool.learned import LearnedAdapter
+
+        files = [self.learned.get(tuple(row), "") for row in positions.tolist()]
+        for file in set(files) - {"", *self._loaded}:
+            self._loaded[file] = LearnedAdapter.load(file, self._model.device)
+        for old in list(self._loaded)[:-LEARNED_LIMIT]:
+            if old not in files:
+                del self._loaded[old]
+        return [self._loaded.get(file) for file in files] if any(files) else []
+
+    def open_adapter(self, file: str | None, rank: int, seed: int) -> "LearnedAdapter":
+        """See `swarm.engine.base.Engine`."""
+        from swarm.pool.learned import LearnedAdapter
+
+        if file:
+            return LearnedAdapter.load(file, self._model.device)
+        return LearnedAdapter.draw(self._mixer.linear_shapes, rank, seed, self._model.device)
 
     def _choose_plan(self, requests: Sequence[Sequence[Request]]) -> str:
         if self.plan != "auto":
@@ -330,26 +359,23 @@ class HFEngine(Engine):
         examples: Sequence[Example],
         slope: bool = True,
         routes: Sequence[int] = (),
+        learned: "LearnedAdapter | None" = None,
     ) -> Gradient:
         """See `swarm.engine.base.Engine`."""
         import torch
 
-        from swarm.engine.gradient import (
-            OVERFLOW,
-            batch_examples,
-            compute_loss_and_gradient,
-        )
+        from swarm.engine.gradient import OVERFLOW, batch_examples, compute_loss_and_gradient
 
         rows = [self._tokenize_example(one) for one in examples]
-        pad = self._tokenizer.pad_token_id
-        for row, route in zip(rows, routes, strict=False):
+        for row, route in zip(rows, routes, strict=bool(routes)):
             row.route = route
+        pad = self._tokenizer.pad_token_id
         positions = np.atleast_2d(positions)
         while True:
             batches = batch_examples(rows, pad, self._budget, self._packs_choices)
             try:
                 found = compute_loss_and_gradient(
-                    self._model, self._mixer, positions, batches, slope, self.checkpointing
+                    self._model, self._mixer, positions, batches, slope, self.checkpointing, learned
                 )
             except torch.OutOfMemoryError:
                 if self._decoder.slots or self.checkpointing or not slope:
@@ -373,7 +399,13 @@ class HFEngine(Engine):
         if one.unlabelled and len(choices) == 1:
             # Any token will do: only the distribution at its position counts.
             return TokenizedExample(prompt, [end], one)
-        return TokenizedExample(prompt, [[*ids, *end * one.final] for ids in choices], one)
+        ends = one.ends or [one.final] * len(choices)
+        choices = [
+            # A text of as many tokens as were allowed did not end, it was cut.
+            [*ids, *end * (final and len(ids) < one.limit)]
+            for ids, final in zip(choices, ends, strict=True)
+        ]
+        return TokenizedExample(prompt, choices, one)
 
 
 class HFModel(Model):

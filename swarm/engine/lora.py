@@ -12,7 +12,7 @@ weights instead (`swarm.engine.base.choose_plan`), which then run as fast as the
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch import nn
 
 from swarm.engine.base import Mixer
 from swarm.errors import UserError
+from swarm.pool.learned import LearnedAdapter
 
 Factors = Sequence[torch.Tensor]
 """A and B of all experts and the indices of their coefficients in a position.
@@ -54,6 +55,9 @@ class LoraLinear(nn.Module):
             separately; `None` applies the base layer alone.
         merged: The weight plus the update of a single position; a copy, always computed from the
             base weight, which is never modified.
+
+    Learned adapters stand below the experts' A and beside their B, with a share of 1 for the
+    positions that have them and 0 for all others.
     """
 
     def __init__(
@@ -74,8 +78,17 @@ class LoraLinear(nn.Module):
         if self.overflows:
             lost = ~self.up.isfinite().all(dim=0)
             self.down[lost], self.up[:, lost] = math.nan, 0.0
+        self.experts = self.down, self.up
         self.shares: torch.Tensor | None = None
         self.merged: torch.Tensor | None = None
+
+    def attach_learned(self, factors: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Set A [r, in] and B [out, r] of learned adapters beside the experts'."""
+        self.down, self.up = self.experts
+        if factors:
+            sides = zip(*factors, strict=True)
+            down, up = ([one.to(self.down) for one in side] for side in sides)
+            self.down, self.up = torch.cat([self.down, *down]), torch.cat([self.up, *up], dim=1)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Map [R, ..., in] to [R, ..., out]."""
@@ -106,9 +119,9 @@ class LoraLinear(nn.Module):
             low = (low.sum(2, keepdim=True) * each).flatten(2)
         return low.flatten(0, 1).to(rows.dtype)
 
-    def merge(self, coefficients: torch.Tensor) -> None:
-        """Add the update at one position [G * K] to a copy of the weight."""
-        shares, down, up = coefficients[self.places], self.down, self.up
+    def merge(self, shares: torch.Tensor) -> None:
+        """Add the update with these shares [R], or [K], to a copy of the weight."""
+        down, up = self.down, self.up
         if self.overflows:
             unused = (shares == 0).repeat_interleave(self.rank or 1)
             down, up = down.masked_fill(unused[:, None], 0.0), up.masked_fill(unused, 0.0)
@@ -130,18 +143,37 @@ class LoraLayers(Mixer):
         model: The base model; its layers are replaced until `remove`.
         basis: The experts' factors by module name.
         where: Names of the experts and of the base, for the error.
+        learns: Whether positions may have learned adapters, which adapt all linear layers.
+
+    Attributes:
+        linear_shapes: (in, out) of the layers that learned adapters adapt.
 
     Raises:
         UserError: The model has no linear layer of a name, or a factor does not fit it.
     """
 
-    def __init__(self, model: Any, basis: Mapping[str, Factors], where: str = "pool") -> None:
+    def __init__(
+        self,
+        model: Any,
+        basis: Mapping[str, Factors],
+        where: str = "pool",
+        learns: bool = False,
+    ) -> None:
         self._model, self._routing = model, Routing()
         self._layers: dict[str, LoraLinear] = {}
         self._buffers: list[torch.Tensor] = []  # shares, at addresses that graphs contain
-        self._held: tuple[torch.Tensor, bool] | None = None
+        self._held: tuple[torch.Tensor, bool, Sequence[LearnedAdapter | None]] | None = None
+        self._learned: Sequence[LearnedAdapter | None] = ()
+        self._attached: list[LearnedAdapter] = []
         self._count = 1
         modules = dict(model.named_modules())
+        self.linear_shapes = linear_shapes(model) if learns else {}
+        none = torch.zeros(0, dtype=torch.long)
+        basis = dict(basis) | {
+            name: (torch.zeros(0, inputs), torch.zeros(outputs, 0), none)
+            for name, (inputs, outputs) in self.linear_shapes.items()
+            if name not in basis
+        }
         for name, factors in basis.items():
             linear, there = modules.get(name), "none"
             wanted = f"{factors[0].shape[-1]} x {factors[1].shape[-2]}"
@@ -157,38 +189,73 @@ class LoraLayers(Mixer):
         for name, layer in self._layers.items():
             model.set_submodule(name, layer)
 
+    def set_learned(self, adapters: Sequence[LearnedAdapter | None]) -> None:
+        """See `swarm.engine.base.Mixer.set_learned`."""
+        self._learned = adapters
+
     @torch.inference_mode()
     def set_positions(self, coefficients: torch.Tensor, merge: bool = False) -> None:
         """See `swarm.engine.base.Mixer.set_positions`."""
-        held, layers = self._held, self._layers.values()
-        if held and held[1] == merge and torch.equal(held[0], coefficients):
+        held, layers, learned = self._held, self._layers.values(), self._learned
+        if held and held[1:] == (merge, learned) and torch.equal(held[0], coefficients):
             return
         self._count, self._held = len(coefficients), None
         moved = coefficients.to(torch.float32)
         if self._model.device.type == "cuda":
             # Pinned memory is copied without waiting for the device.
             moved = moved.pin_memory().to(self._model.device, non_blocking=True)
+        adapters = list(dict.fromkeys(one for one in learned if one is not None))
+        self._attach(adapters)
         if merge:
             self.version += any(layer.merged is None for layer in layers)
             for layer in layers:
-                layer.merge(moved[0])
+                layer.merge(self._shares(layer, moved, adapters)[0])
         else:
             # To where the last ones were, if there is room.
-            fits = bool(self._buffers) and len(moved) <= len(self._buffers[0])
+            fits = bool(self._buffers) and len(moved) <= len(self._buffers[0]) and not adapters
             if not fits:
-                self._buffers = [moved.index_select(1, layer.places) for layer in layers]
+                self._buffers = [self._shares(layer, moved, adapters) for layer in layers]
                 self.version += 1
             for layer, buffer in zip(layers, self._buffers, strict=True):
                 if fits:
                     torch.index_select(moved, 1, layer.places, out=buffer[: len(moved)])
-                layer.shares, layer.merged = buffer, None
-        self._held = coefficients.clone(), merge
+                layer.shares, layer.merged = buffer if len(layer.down) else None, None
+            if adapters:
+                self._buffers = []
+        self._held = coefficients.clone(), merge, learned
 
-    def attach_positions(self, coefficients: torch.Tensor) -> None:
-        """Set positions [P, G * K] through which gradients flow back into `coefficients`."""
+    def attach_positions(
+        self, coefficients: torch.Tensor, learned: LearnedAdapter | None = None
+    ) -> None:
+        """Set positions [P, G * K] through which gradients flow back into `coefficients`.
+
+        Args:
+            learned: An adapter of all of them, whose factors get gradients too.
+        """
         self._count, self._held = len(coefficients), None
+        adapters = [learned] if learned else []
+        self._learned = [learned] * self._count
+        self._attach(adapters)
         for layer in self._layers.values():
-            layer.shares, layer.merged = coefficients.index_select(1, layer.places), None
+            shares = self._shares(layer, coefficients, adapters)
+            layer.shares, layer.merged = shares if len(layer.down) else None, None
+
+    def _attach(self, adapters: list[LearnedAdapter]) -> None:
+        if adapters or self._attached:
+            self._attached = adapters
+            for name, layer in self._layers.items():
+                layer.attach_learned([one.factors[name] for one in adapters if name in one.factors])
+
+    def _shares(
+        self, layer: LoraLinear, coefficients: torch.Tensor, adapters: Iterable[LearnedAdapter]
+    ) -> torch.Tensor:
+        """Return the shares of all rows of a layer's A, [P, R]."""
+        shares = coefficients.index_select(1, layer.places)
+        for one in adapters:
+            rank = (len(layer.down) - len(layer.experts[0])) // len(self._attached)
+            has = [float(mine is one) for mine in self._learned]
+            shares = torch.cat([shares, shares.new_tensor(has)[:, None].expand(-1, rank)], dim=1)
+        return shares
 
     def route_rows(self, particles: torch.Tensor) -> None:
         """See `swarm.engine.base.Mixer.route_rows`."""
@@ -203,6 +270,8 @@ class LoraLayers(Mixer):
     def clear_positions(self) -> None:
         """Apply the base model alone until the next `set_positions`."""
         self._held = self._routing.particles = None
+        self._learned = ()
+        self._attach([])
         for layer in self._layers.values():
             layer.shares = layer.merged = None
 
@@ -211,3 +280,13 @@ class LoraLayers(Mixer):
         for name, layer in self._layers.items():
             self._model.set_submodule(name, layer.linear)
         self._layers.clear()
+
+
+def linear_shapes(model: Any) -> dict[str, tuple[int, int]]:
+    """Return (in, out) of all linear layers of a causal language model but its output head."""
+    head = model.get_output_embeddings()
+    return {
+        name: (layer.in_features, layer.out_features)
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear) and layer is not head
+    }

@@ -3,7 +3,7 @@
 import os
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,10 @@ import numpy as np
 from swarm.engine.base import Engine, Gradient
 from swarm.engine.base_model import BaseModel
 from swarm.errors import NotFinite, UserError
-from swarm.models.base import Completion, Request, Usage
+from swarm.models.base import Completion, Example, Request, Usage
+from swarm.optimizers.gradient import Descent
 from swarm.pool.pool import ExpertPool
-from swarm.tasks.base import Item, Score, Task, first_round
+from swarm.tasks.base import Candidate, Item, Score, Task, first_round
 
 
 def check_devices(gpus: Any) -> list[int]:
@@ -102,12 +103,9 @@ class Executor:
 EMBED_SPLITS = {"embed": "dev", "embed_test": "test"}
 """Splits of a job for hidden states of items' prompts instead of scores, and their data split."""
 
-GRADIENT_SPLITS = ("loss", "gradient", "entropy")
-"""Splits of a job for gradients instead of scores.
-
-"loss" is the loss of gold answers, "gradient" also its derivative, "entropy" the entropy of answers
-and its derivative.
-"""
+ENTROPY, DESCENT, SAMPLE = "entropy", "descent", "sample"
+"""Splits of a job on dev items with another result than scores of greedy answers: the entropy of
+answers with its derivative, gradient steps, and scored texts drawn at temperature 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +116,12 @@ class Job:
         number: Its index in the list of jobs of one `map`.
         positions: P vectors of K mixing coefficients.
         split: "dev", scored by the task's signal; "test", and "judged", the items of dev, scored by
-            the task's metric (see `resolve_split`). Those of GRADIENT_SPLITS are of items of dev,
-            at a single position. Those of EMBED_SPLITS have no position.
-        items: Indices in the split.
+            the task's metric (see `resolve_split`); ENTROPY, DESCENT, SAMPLE, at a single position;
+            those of EMBED_SPLITS, without any.
+        items: Indices in the split; a text is drawn for each occurrence in SAMPLE.
         names: Names of the positions in errors; optional.
-        routes: Of a gradient with several kinds of prompts: for each item the index of the position
-            that answers it.
+        learned: The file of each position's learned adapter, or ""; empty if none has one.
+        seed: Of the texts of SAMPLE, and of a new adapter.
     """
 
     number: int
@@ -131,7 +129,50 @@ class Job:
     split: str
     items: tuple[int, ...]
     names: tuple[str, ...] = ()
-    routes: tuple[int, ...] = ()
+    learned: tuple[str, ...] = ()
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DescentJob(Job):
+    """The gradient steps of a particle from its position [R * G * K] on items, see `Descent.run`.
+
+    Attributes:
+        descent: Of the particle alone.
+        particle: Its number.
+        steps: Number of steps.
+        routes: The route of each item; `None` for an item without any loss.
+        candidates: The scored answers of each item; empty where the gold answer is all there is.
+        rank: Rank of the adapter that is learned; `None` for none. If `learned` has a file for a
+            route, it continues with the first of them.
+    """
+
+    descent: Descent = field(default_factory=Descent)
+    particle: int = 0
+    steps: int = 0
+    routes: tuple[int | None, ...] = ()
+    candidates: tuple[Sequence[Candidate], ...] = ()
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Descended:
+    """Result of a `DescentJob`.
+
+    Attributes:
+        position: [R * G * K], the position reached.
+        descent: After the steps.
+        adapter: The adapter learned, as the content of its file; `None` if there is none.
+        kept: The routes that kept their coefficients, and their adapter, of before.
+        gradients, losses: Number of examples with a gradient, and of those with a loss alone.
+    """
+
+    position: np.ndarray
+    descent: Descent
+    adapter: bytes | None
+    kept: Sequence[int]
+    gradients: int
+    losses: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +184,9 @@ class JobResult:
         scores: One list of scores per position, in the order of the job's items.
         prompts: Requests answered.
         tokens: Tokens read and generated.
-        gradient: For a split of GRADIENT_SPLITS, which has no scores.
-        states: For a split of EMBED_SPLITS; see `swarm.engine.base.Engine.embed_prompts`.
+        gradient: Of ENTROPY, which has no scores.
+        descended: Of DESCENT, which has none either.
+        states: Of EMBED_SPLITS; see `swarm.engine.base.Engine.embed_prompts`.
     """
 
     number: int
@@ -152,19 +194,20 @@ class JobResult:
     prompts: int
     tokens: int
     gradient: Gradient | None = None
+    descended: Descended | None = None
     states: Mapping[int, np.ndarray] | None = None
 
 
 def resolve_split(task: Task, split: str) -> tuple[Task, Sequence[Item]]:
     """Return the task to run for a job's split, and the items that its indices refer to."""
-    if split == "dev":
+    if split not in ("judged", "test"):
         return task, task.items("dev")
     return task.metric_task, task.items(data_split(split))
 
 
 def data_split(split: str) -> str:
     """Return the data split ("dev", "test") of a job's split."""
-    if split in ("judged", *GRADIENT_SPLITS):
+    if split in ("judged", ENTROPY, DESCENT, SAMPLE):
         return "dev"
     return EMBED_SPLITS.get(split, split)
 
@@ -227,20 +270,26 @@ class Worker:
                 prompts = [first_round(task, [item])[0].prompt for item in items]
                 states = self.engine.embed_prompts(prompts)
                 return JobResult(job.number, [], len(items), 0, states=states)
-            if job.split in GRADIENT_SPLITS:
-                examples = task.gold_examples(items)
-                if job.split == "entropy":
-                    examples = [replace(example, unlabelled=True) for example in examples]
-                slope = job.split != "loss"
-                found = self.engine.compute_gradient(positions, examples, slope, job.routes)
+            if isinstance(job, DescentJob):
+                learner = ItemLearner(self.engine, task, items, job)
+                ended = learner.descend()
+                cost = learner.losses + learner.gradients
+                return JobResult(job.number, [], cost, 0, descended=ended)
+            if job.split == ENTROPY:
+                golds = task.gold_examples(items)
+                examples = [replace(example, unlabelled=True) for example in golds]
+                found = self.engine.compute_gradient(positions, examples)
                 return JobResult(job.number, [], len(items), 0, found)
-            scores = run_tasks_lockstep(task, self.engine, positions, items, meter)
+            files = zip(job.positions, job.learned, strict=bool(job.learned))
+            self.engine.learned = dict(files)
+            heat = job.seed if job.split == SAMPLE else None
+            scores = run_tasks_lockstep(task, self.engine, positions, items, meter, heat)
             return JobResult(job.number, scores, meter.calls, meter.tokens)
         except NotFinite as error:
             names = dict(enumerate(job.names))
             raise UserError(f"{names.get(error.position) or 'a position'}: {error}") from None
         except Exception as error:
-            scored = job.split not in (*GRADIENT_SPLITS, *EMBED_SPLITS)
+            scored = job.split not in (ENTROPY, DESCENT, *EMBED_SPLITS)
             if not isinstance(error, UserError) and scored:
                 item = self._find_failing_item(task, positions[[meter.position]], items)
                 if item is not None:
@@ -267,13 +316,80 @@ class Worker:
         return None
 
 
+class ItemLearner:
+    """A position's model and dev items, for `Descent.run`: the `Learner` of a `DescentJob`.
+
+    Attributes:
+        losses, gradients: Number of examples so far with a loss alone, and with a gradient.
+    """
+
+    def __init__(self, engine: Engine, task: Task, items: Sequence[Item], job: DescentJob) -> None:
+        self.engine, self.task, self.items, self.job = engine, task, items, job
+        self.losses = self.gradients = 0
+        self._examples: dict[int, Example] = {}
+        self._adapter = None
+        if job.rank:
+            files = [file for file in job.learned if file]
+            self._adapter = engine.open_adapter(files[0] if files else None, job.rank, job.seed)
+            self._adapter.train(job.descent.new_rate, job.descent.new_decay)
+
+    def descend(self) -> Descended:
+        """Take the job's steps."""
+        job, start = self.job, np.array(self.job.positions[0])
+        reached = job.descent.run(start, job.particle, job.routes, job.steps, self)
+        rows = [x.reshape(job.descent.routes, -1) for x in (start, reached)]
+        kept = np.flatnonzero((rows[0] == rows[1]).all(axis=1)).tolist()
+        adapter = self._adapter.encode() if self._adapter else None
+        return Descended(reached, job.descent, adapter, kept, self.gradients, self.losses)
+
+    def measure(self, position: np.ndarray, items: Sequence[int], slope: bool = True) -> Gradient:
+        """See `swarm.optimizers.gradient.Learner`."""
+        self.gradients += len(items) * slope
+        self.losses += len(items) * (not slope)
+        found = self.engine.compute_gradient(
+            position.reshape(self.job.descent.routes, -1),
+            [self._example(number) for number in items],
+            slope,
+            [self.job.routes[number] or 0 for number in items],
+            self._adapter,
+        )
+        return found.mean_over(len(items))
+
+    def step(self, factor: float, keep: bool) -> None:
+        """See `swarm.optimizers.gradient.Learner`."""
+        if self._adapter:
+            self._adapter.step(factor, keep)
+
+    def settle(self) -> None:
+        """See `swarm.optimizers.gradient.Learner`."""
+        if self._adapter:
+            self._adapter.settle()
+
+    def _example(self, number: int) -> Example:
+        if number not in self._examples:
+            item, candidates = self.items[number], self.job.candidates
+            (example,) = (
+                [self.task.scored_example(item, candidates[number])]
+                if candidates and candidates[number]
+                else self.task.gold_examples([item])
+            )
+            self._examples[number] = example
+        return self._examples[number]
+
+
 def run_tasks_lockstep(
-    task: Task, engine: Engine, positions: np.ndarray, items: Sequence[Item], meter: JobUsage
+    task: Task,
+    engine: Engine,
+    positions: np.ndarray,
+    items: Sequence[Item],
+    meter: JobUsage,
+    seed: int | None = None,
 ) -> list[list[Score]]:
     """Run the task once per position in lockstep: each round's requests are answered together.
 
     Args:
         positions: [P, K] mixing coefficients.
+        seed: Of texts drawn at temperature 1; `None` is greedy.
 
     Returns:
         One list of scores per position, in the order of the items.
@@ -287,7 +403,13 @@ def run_tasks_lockstep(
             meter.position = number
             try:
                 # A generator's first `send` has to be None.
-                requests[number] = plays[number].send(answer)  # type: ignore[arg-type]
+                asked = plays[number].send(answer)  # type: ignore[arg-type]
+                if seed is not None:
+                    asked = [
+                        replace(one, temperature=1.0, seed=seed, sample=i)
+                        for i, one in enumerate(asked)
+                    ]
+                requests[number] = asked
             except StopIteration as end:
                 scores[number] = end.value
         live = list(requests)

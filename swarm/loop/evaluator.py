@@ -4,7 +4,7 @@ No position is scored twice: known scores are read from the record or from the s
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,14 @@ import numpy as np
 from swarm._util.settings import Positive, checked
 from swarm.errors import UserError
 from swarm.executors import Executor, Job, JobResult
-from swarm.executors.worker import EMBED_SPLITS, data_split
+from swarm.executors.worker import (
+    EMBED_SPLITS,
+    ENTROPY,
+    SAMPLE,
+    Descended,
+    DescentJob,
+    data_split,
+)
 from swarm.loop.score_cache import ScoreCache
 from swarm.runs.folder import RunRecord
 from swarm.runs.pareto_front import ParticleIndex
@@ -21,7 +28,7 @@ from swarm.tasks.base import Item, Score, Task
 
 if TYPE_CHECKING:
     from swarm.engine.base import Gradient
-    from swarm.optimizers.base import LossRequest
+    from swarm.optimizers.base import EntropyRequest
 
 PositionTuple = tuple[float, ...]
 """A position, as a hashable tuple of coefficients."""
@@ -38,13 +45,10 @@ class Batching:
     Args:
         particles: Positions per job; `None` means all positions to be scored.
         items: Items per job; `None` means all.
-        examples: Examples of a minibatch per gradient job; a value below the minibatch size divides
-            the minibatch among workers.
     """
 
     particles: Positive | None = 5
     items: Positive | None = 50
-    examples: Positive = 16
 
     def split_jobs(
         self,
@@ -52,6 +56,7 @@ class Batching:
         split: str,
         items: int | Sequence[int],
         names: Mapping["PositionTuple", str] = MappingProxyType({}),
+        learned: Mapping["PositionTuple", str] = MappingProxyType({}),
         first_number: int = 0,
     ) -> list[Job]:
         """Return the jobs that score all positions on some items of a split.
@@ -59,6 +64,7 @@ class Batching:
         Args:
             items: Number of first items, or their indices; a job has its indices in this order.
             names: Names of positions in error messages.
+            learned: Files of learned adapters by position.
             first_number: Number of the first job.
         """
         chosen = range(items) if isinstance(items, int) else items
@@ -67,10 +73,12 @@ class Batching:
         for first in range(0, len(positions), wide):
             rows = np.asarray(positions[first : first + wide], dtype=float)
             block = tuple(map(tuple, rows.tolist()))
-            named = tuple([names.get(row, "") for row in block])
+            named, files = ([of.get(row, "") for row in block] for of in (names, learned))
+            own = tuple(files) if any(files) else ()
             for start in range(0, len(chosen), long):
                 items = tuple(chosen[start : start + long])
-                jobs.append(Job(first_number + len(jobs), block, split, items, named))
+                number = first_number + len(jobs)
+                jobs.append(Job(number, block, split, items, tuple(named), own))
         return jobs
 
 
@@ -84,6 +92,7 @@ class Evaluator:
         cache: That cache; `None` if there is none.
         shared: Number of prompts that the cache has saved so far.
         names: Names of positions in error messages.
+        learned: Files of the learned adapters of positions.
         on_job: Called with the result of each finished job.
     """
 
@@ -94,6 +103,7 @@ class Evaluator:
         self.cache = None if shared is None else ScoreCache(shared)
         self.shared = 0
         self.names: Mapping[PositionTuple, str] = {}
+        self.learned: dict[PositionTuple, str] = {}
         self.on_job: Callable[[JobResult], None] = lambda result: None
         self.set_kinds()
 
@@ -141,7 +151,9 @@ class Evaluator:
         new: dict[tuple[int, ...], list[PositionTuple]] = {}  # by their items
         for part, mine in wanted.items():
             indices = tuple(index for index in chosen if index in mine)
-            kept = self.cache.load_scores(part, split, indices) if self.cache else None
+            # The cache knows positions by their coefficients alone.
+            cached = self.cache if part not in self.learned else None
+            kept = cached.load_scores(part, split, indices) if cached else None
             if kept is None:
                 new.setdefault(indices, []).append(part)
             else:
@@ -149,7 +161,7 @@ class Evaluator:
                 self.shared += len(indices)
         jobs: list[Job] = []
         for indices, asked in new.items():
-            jobs += self._cut.split_jobs(asked, split, indices, names, len(jobs))
+            jobs += self._cut.split_jobs(asked, split, indices, names, self.learned, len(jobs))
         for result in self._executor.map(jobs) if jobs else ():
             job = jobs[result.number]
             for part, scores in zip(job.positions, result.scores, strict=True):
@@ -157,8 +169,9 @@ class Evaluator:
             self.on_job(result)
         if self.cache:
             for indices, part in [(one, part) for one, asked in new.items() for part in asked]:
-                scores = [found[part][index] for index in indices]
-                self.cache.save_scores(part, split, indices, scores)
+                if part not in self.learned:
+                    scores = [found[part][index] for index in indices]
+                    self.cache.save_scores(part, split, indices, scores)
         scale = self._task.apply_scale
         return [[scale(found[parts[kinds[i]]][i]) for i in chosen] for parts in rows]
 
@@ -184,46 +197,61 @@ class Evaluator:
         parts = [found[number] for number in range(len(jobs))]
         return {layer: np.concatenate([one[layer] for one in parts]) for layer in parts[0]}
 
-    def compute_gradients(
-        self,
-        wanted: Sequence["LossRequest"],
-        indices: Sequence[int],
-        iteration: int = 0,
+    def _split_jobs(
+        self, positions: Sequence[PositionTuple], split: str, items: Sequence[int]
+    ) -> list[Job]:
+        return self._cut.split_jobs(positions, split, items, self.names, self.learned)
+
+    def sample_texts(
+        self, position: Sequence[float], items: Sequence[int], seed: int
+    ) -> list[Score]:
+        """Return the score of a text drawn at temperature 1 for each of the dev indices."""
+        jobs = [
+            replace(job, split=SAMPLE, seed=seed + job.number)
+            for job in self._split_jobs([tuple(position)], "dev", items)
+        ]
+        found = {}
+        for result in self._executor.map(jobs):
+            found[result.number] = result.scores[0]
+            self.on_job(result)
+        return [self._task.apply_scale(one) for number in sorted(found) for one in found[number]]
+
+    def compute_entropies(
+        self, wanted: Sequence["EntropyRequest"], indices: Sequence[int]
     ) -> list["Gradient"]:
-        """Compute the mean loss of each request over its dev items and, if requested, its gradient.
+        """Compute the mean entropy of each request over its dev items, and its gradient.
 
         Args:
             indices: Dev indices of the items that the requests number from 0.
-            iteration: The upcoming iteration, for messages.
 
         Raises:
-            UserError: A loss is not finite; the message names the particle.
+            UserError: An entropy is not finite.
         """
-        size = self._cut.examples
-        kinds = self._item_kinds("dev") if self._item_kinds else None
-        jobs: list[Job] = []
-        owner: list[int] = []
-        for number, one in enumerate(wanted):
-            parts = tuple(self._split_routes(one.position))
-            split = "entropy" if one.entropy else "gradient" if one.slope else "loss"
-            whose = "the position" if one.particle is None else f"particle {one.particle}"
-            names = (f"{whose} in the descent of iteration {iteration}",)
-            for start in range(0, len(one.items), size):
-                items = tuple(indices[i] for i in one.items[start : start + size])
-                routes = () if kinds is None else tuple(kinds[list(items)].tolist())
-                jobs.append(Job(len(jobs), parts, split, items, names, routes))
-                owner.append(number)
-        results = {}
+        jobs = [
+            Job(
+                number,
+                (tuple(map(float, one.position)),),
+                ENTROPY,
+                tuple(indices[i] for i in one.items),
+                ("the position in its descent",),
+            )
+            for number, one in enumerate(wanted)
+        ]
+        found = {}
         for result in self._executor.map(jobs):
-            results[result.number] = result.gradient
+            assert result.gradient is not None
+            found[result.number] = result.gradient
             self.on_job(result)
-        # Sum in job order, so that the result does not depend on which worker finishes first.
-        sums: dict[int, Gradient] = {}
-        for job, number in enumerate(owner):
-            mine = results[job]
-            assert mine is not None
-            sums[number] = sums[number] + mine if number in sums else mine
-        return [sums[i].mean_over(len(one.items)) for i, one in enumerate(wanted)]
+        return [found[i].mean_over(len(one.items)) for i, one in enumerate(wanted)]
+
+    def descend(self, jobs: Sequence[DescentJob]) -> list[Descended]:
+        """Run descents, one worker each."""
+        found = {}
+        for result in self._executor.map(jobs):
+            assert result.descended is not None
+            found[result.number] = result.descended
+            self.on_job(result)
+        return [found[job.number] for job in jobs]
 
 
 def split_dev_holdout(

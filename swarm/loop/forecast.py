@@ -49,9 +49,9 @@ def describe_plan(run: Run, config: Mapping[str, Any]) -> str:
     if budget is not None:
         positions = min(positions, budget // items)
     spent = positions * items
-    descent = optimizer.plan_descent(items) if run.uses_gradients else None
+    descent = optimizer.plan_descent(items) if run.descents else None
     if descent:
-        spent += 3 * descent.examples * optimizer.max_iterations
+        spent += descent.cost * optimizer.max_iterations
         spent = spent if budget is None else min(spent, budget)
     within = f", within a budget of {budget}" if budget else ""
     test = f", {len(run.task.items('test'))} test items" if run.settings.test else ""

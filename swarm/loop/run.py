@@ -24,6 +24,7 @@ from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
 from swarm.executors import Executor, Worker
 from swarm.loop.context import check_context
+from swarm.loop.descents import Descents, choose_signal
 from swarm.loop.evaluator import (
     Batching,
     EvaluatedPositions,
@@ -54,7 +55,6 @@ from swarm.loop.limits import Budget, TimeLimit
 from swarm.loop.racing import RaceResult, Racing
 from swarm.loop.terminal import Progress, SearchView, buffer_log, flush_log_to
 from swarm.optimizers.base import DescentPlan, Optimizer, SearchResources
-from swarm.optimizers.gradient import MIN_ROUTE_ITEMS
 from swarm.optimizers.static_merges import count_static_merges
 from swarm.optimizers.swarm import NORM_LIMIT, MemeticSwarm
 from swarm.pool.pool import ExpertPool, Pool
@@ -160,8 +160,10 @@ class Run:
         self.record = RunRecord(Path(folder) / name)
         self.budget = Budget(self.settings.budget)
         self.limit = TimeLimit(self.settings.minutes, self.settings.budget)
-        self.uses_gradients, self.notes = False, list[str]()
+        self.descents: Descents | None = None
+        self.notes = list[str]()
         self._evaluator = Evaluator(task, executor, job, shared)
+        self.pool.learned = self._evaluator.learned
         self._known: EvaluatedPositions  # by `_set_kinds`
         self._config: Mapping[str, Any] = {}
         self.searched, self.held_out = list[int](), list[int]()  # indices of dev items
@@ -227,11 +229,15 @@ class Run:
         self.view.show_end(reason)
 
     def _run_iteration(self, number: int) -> None:
-        """Run one iteration: ask, evaluate, tell, record."""
-        facts, shared = self._descend(number), self._evaluator.shared if number else 0
+        """Run one iteration: descend, ask, evaluate, tell, record."""
+        shared, before = self._evaluator.shared if number else 0, self.optimizer.positions
+        facts: dict[str, Any] = {}
         if number == 0 and self._embedded:
             facts["prompts_embedded"] = self._embedded
+        self._descend(number)
         positions = self.optimizer.ask()  # [N, G * K]
+        if number and self.descents:
+            facts |= self.descents.assign(before, positions)
         self._evaluator.names = name_positions(positions, number)
         experts, groups = 0 if number else len(self.pool.names), len(self.pool.groups)
         wanted = rows_to_evaluate(positions, self.optimizer.evaluate, experts, groups)
@@ -242,10 +248,14 @@ class Run:
 
         dev, counts = self.task.items("dev"), list[int | None]([None] * len(positions))
         answers: dict[int, list[dict[str, Any]]] = {}
-        for i, scores in raced.scores.items():
+        for i, scores in sorted(raced.scores.items()):
             counts[i] = len(scores)
             items = map(dev.__getitem__, map(self.searched.__getitem__, scores))
             answers[i] = scores_to_records(items, scores.values())
+            if self.descents:
+                self.descents.candidates.add(scores.items())
+        if self.descents:
+            answers |= self.descents.records(len(positions))
         facts |= {"items_scored": counts, "prompts_scored": raced.prompts_scored}
         facts |= {"prompts_saved": raced.saved, "beyond_budget": len(wanted) - len(rows)}
         if self._evaluator.cache:
@@ -256,32 +266,33 @@ class Run:
         self.record.add_iteration(positions, utilities, answers, self.optimizer.state_dict(), facts)
         entry = self.record.iterations[-1]
         self._known.add_iteration(number, entry["positions"], entry["utilities"])
+        self.record.drop_learned(self.optimizer.positions)
 
-    def _descend(self, number: int) -> dict[str, Any]:
-        """Answer the optimizer's gradient requests; return the number of examples used, by kind."""
-        if not self.uses_gradients or number == 0:
-            return {}
-        losses = gradients = 0
+    def _descend(self, number: int) -> None:
+        """Answer the optimizer's requests for gradients before an iteration."""
+        if self.descents is None:
+            return
+        self.descents.begin()
+        if number == 0:
+            return
         items = len(self.searched)
         plan, descent = self.optimizer.plan_descent(items), self.optimizer.descend(items)
         answers: list[Any] | None = None  # the first value sent to a generator
         with contextlib.suppress(StopIteration):
             while True:
                 wanted = descent.send(answers)  # type: ignore[arg-type]
-                cost = losses + 3 * gradients + sum(one.prompt_cost for one in wanted)
+                if answers is None and plan:
+                    plan = plan._replace(particles=max(1, min(plan.particles, len(wanted))))
+                    size = plan.gradients + plan.forwards
+                    activity = f"iteration {number}: gradient steps"
+                    words = f"gradient steps: {describe_descent(plan)}"
+                    self.view.start("gradients", words, activity, size)
                 # At least one position has to be evaluated afterwards.
-                if cost + items > self.budget.remaining_prompts(self.record):
+                left = self.budget.remaining_prompts(self.record) - self.descents.cost - items
+                answers = self.descents.answer(number, wanted, left)
+                if not answers:
                     descent.close()
                     break
-                if answers is None:
-                    examples = plan.examples if plan else sum(len(one.items) for one in wanted)
-                    size = describe_descent(plan) if plan else f"{examples} items at first"
-                    activity = f"iteration {number}: gradient steps"
-                    self.view.start("gradients", f"gradient steps: {size}", activity, examples)
-                losses += sum(len(one.items) for one in wanted if not one.slope)
-                gradients += sum(len(one.items) for one in wanted if one.slope)
-                answers = self._evaluator.compute_gradients(wanted, self.searched, number)
-        return {"losses_computed": losses, "gradients_computed": gradients}
 
     def _evaluate(self, positions: np.ndarray, rows: Sequence[int], number: int) -> RaceResult:
         """Score rows on dev; the known ones are read from the record."""
@@ -403,8 +414,11 @@ class Run:
             self.optimizer.load_state_dict(record.state["optimizer"])
             for number, entry in enumerate(record.iterations):
                 self._known.add_iteration(number, entry["positions"], entry["utilities"])
+            self._evaluator.learned |= record.learned_files()
             if scale := record.state["scale"]:
                 self.task.restore_scale(scale)
+            if self.descents:
+                self.descents.restore()
             record.write_outputs(pool)
         if changed := record.record_versions(engine_versions()):
             log.warning("%s: answers may differ from earlier ones by rounding", changed)
@@ -454,29 +468,36 @@ class Run:
     def _start_optimizer(self) -> None:
         """Divide and open the pool, and start the optimizer with what the task offers."""
         optimizer, pool, items = self.optimizer, self.pool, len(self.searched)
-        missing = self.task.gold_error
+        signal, missing = choose_signal(optimizer.signal, self.task)
         if not self.engine.differentiable:
-            missing = missing or "gradients need engine=hf and a pool of adapters"
+            signal, missing = None, "gradients need engine=hf and a pool of adapters"
         optimizer.set_resources(
             SearchResources(
-                gradients=missing is None,
+                gradients=signal is not None,
                 positions=self.budget.prompts // items if self.budget.prompts else None,
-                black_box=self.task.black_box,
                 norms=pool.update_norms,
                 routes=pool.routes,
             )
         )
-        self.uses_gradients = missing is None and optimizer.needs_gradients is not None
-        # A black box has few coefficients: its utilities have to rank the positions.
-        few = pool.routes > 1 and items < MIN_ROUTE_ITEMS * pool.routes
-        pool.divide(self.uses_gradients and not self.task.black_box and not few)
+        pool.divide(signal is not None and optimizer.needs_gradients is not None)
         pool.open(self.model)
         self.budget.check_experts_fit(len(pool.names), items)
         self.optimizer = optimizer = optimizer.choose(len(pool.names) * len(pool.groups))
         optimizer.start(len(pool.names), self.settings.seed, len(pool.groups))
-        if missing is not None and optimizer.needs_gradients:
+        if missing and optimizer.needs_gradients:
             raise UserError(f"optimizer: {missing}; use optimizer=pso, cmaes or nes")
-        self.uses_gradients = missing is None and optimizer.needs_gradients is not None
+        if signal is not None and optimizer.needs_gradients is not None:
+            self.descents = Descents(
+                self._evaluator,
+                self.record,
+                pool,
+                self.task,
+                self.searched,
+                self._routes_of_searched,
+                signal,
+                optimizer.signal,
+                self.settings.seed,
+            )
         self.notes = self._describe_optimizer(missing)
 
     # Kinds of prompts
@@ -602,22 +623,21 @@ class Run:
     def _searched_kinds(self) -> np.ndarray | None:
         return self._kinds_of("dev")[self.searched] if self.pool.router else None
 
-    def _describe_optimizer(self, missing: str | None) -> list[str]:
+    def _routes_of_searched(self) -> list[int]:
+        kinds = self._searched_kinds
+        return [0] * len(self.searched) if kinds is None else kinds.tolist()
+
+    def _describe_optimizer(self, missing: str) -> list[str]:
         """Return the lines to print about the optimizer before a search."""
         optimizer, notes = self.optimizer, list[str]()
         if self.pool.control:
             notes.append(f"a control: {CONTROL}, of the same shapes and norms (pool.control)")
-        learns = self.task.black_box and missing is None
         if optimizer.reason:
-            unused = learns and optimizer.needs_gradients is None
-            texts = "; only optimizer=pso and gradient use the reference texts" * unused
-            notes.append(f"optimizer=auto chooses {optimizer.reason}{texts}")
+            notes.append(f"optimizer=auto chooses {optimizer.reason}")
         elif missing and optimizer.needs_gradients is False:
             notes.append(f"the swarm moves without its gradient term: {missing}")
-        elif learns and optimizer.needs_gradients is not None:
-            notes.append(
-                "the gradient is of the reference texts' loss; the utility decides what is kept"
-            )
+        elif self.descents and optimizer.needs_gradients is not None:
+            notes.append(self.descents.describe())
         if damped := optimizer.damped_experts:
             notes.append(
                 f"the updates of {', '.join(self.pool.names[k] for k in damped)} are more than "

@@ -100,19 +100,18 @@ def compress_update(exact: FactorPair, rank: int | None) -> tuple[FactorPair, fl
 
 def compress_modules(
     exact: Iterable[tuple[str, FactorPair]], rank: int | None
-) -> tuple[dict[str, FactorPair], int, dict[str, Any]]:
-    """Compress the updates of all modules to float32 factors of one rank.
+) -> tuple[dict[str, FactorPair], dict[str, Any]]:
+    """Compress the updates of all modules to float32 factors.
 
     Args:
         exact: Module and update.
         rank: Maximum rank of a pair; None for any.
 
     Returns:
-        The pairs, padded to the highest of their ranks; that rank; and the relative errors:
-            "overall", of all modules as one matrix, and "worst", of the "worst_module".
+        The pairs, and the relative errors: "overall", of all modules as one matrix, and "worst", of
+            the "worst_module".
     """
     found = {name: compress_update(pair, rank) for name, pair in exact}
-    highest = max(1, *(len(pair[0]) for pair, _, _ in found.values()))
     relative = {name: error / norm for name, (_, norm, error) in found.items() if norm}
     total = sum(norm**2 for _, norm, _ in found.values())
     missed = sum(error**2 for _, _, error in found.values())
@@ -122,7 +121,7 @@ def compress_modules(
         "worst": relative[worst] if worst else 0.0,
         "worst_module": worst,
     }
-    return {name: pad_rank(pair, highest) for name, (pair, _, _) in found.items()}, highest, errors
+    return {name: pair for name, (pair, _, _) in found.items()}, errors
 
 
 OVERSAMPLING, POWER_ITERATIONS = 8, 4

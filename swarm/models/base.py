@@ -4,6 +4,7 @@ A model maps requests to completions. Local, remote, mixed and simulated models 
 interface.
 """
 
+import math
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal, NamedTuple, Required
@@ -174,6 +175,10 @@ class Example:
         units: Divisors of the nats of each of several choices before the softmax, for example their
             number of characters; empty divides none.
         final: True if the text ends after the answer, so that the end-of-text token is part of it.
+        values: Score of each choice, 0 to 1, instead of `gold`: the choices are candidates, and the
+            loss is that of `swarm.engine.gradient.minimum_risk_loss`.
+        ends: `final` of each choice, where they differ.
+        limit: Number of tokens from which a choice was cut, so that `final` does not apply.
         unlabelled: Use the entropy of the answer distribution as the loss instead, in nats: of the
             choices' shares, or with one choice of the token that follows the prompt. `gold` and a
             single choice are then ignored.
@@ -187,6 +192,9 @@ class Example:
     final: bool = False
     unlabelled: bool = False
     units: tuple[float, ...] = ()
+    values: tuple[float, ...] = ()
+    ends: tuple[bool, ...] = ()
+    limit: float = math.inf
 
 
 class Delta(NamedTuple):

@@ -10,8 +10,8 @@ from swarm.optimizers.base import (
     OPTIMIZER_STREAM,
     Descending,
     DescentPlan,
+    EntropyRequest,
     Fraction,
-    LossRequest,
     Optimizer,
     Particles,
     Rows,
@@ -94,7 +94,7 @@ class AdaMerging(Optimizer):
         for _ in range(self.steps if self.has_utilities else 0):
             where = self.seed, 0, MINIBATCH_STREAM, self.count, self.batch, items
             chosen, position = tuple(minibatch(*where)), np.clip(self.weights, 0.0, 1.0)
-            (answer,) = yield [LossRequest(position, chosen, entropy=True)]
+            (answer,) = yield [EntropyRequest(position, chosen)]
             self.count += 1
             if np.isfinite(answer.slope).all():
                 slope = np.where(self.weights == position, answer.slope, 0.0)

@@ -74,13 +74,11 @@ class AutoOptimizer(Optimizer):
 
     @property
     def _descends(self) -> bool:
-        return self.resources.gradients and not self.resources.black_box
+        return self.resources.gradients
 
     @property
     def _mutates(self) -> bool:
-        offer = self.resources
-        many = (offer.positions or 0) > SURROGATE_POSITIONS
-        return offer.gradients and offer.black_box and many
+        return False
 
     @property
     def needs_gradients(self) -> bool | None:

@@ -6,13 +6,16 @@ part where they sum to 1.
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 from pydantic import Field
 
 from swarm.errors import UserError
 from swarm.optimizers import random_streams
+
+if TYPE_CHECKING:
+    from swarm.optimizers.gradient import Descent
 
 MOST_ROWS = 10_000
 """Maximum number of positions of an ask, or items of a batch; each is evaluated separately."""
@@ -28,33 +31,50 @@ High = Annotated[float, Field(ge=1, allow_inf_nan=False)]
 """Upper bound of a coefficient: experts have a coefficient of 1."""
 
 
+GRADIENT_COST = 3
+"""Cost of a forward and a backward pass in prompt-equivalents, of which a forward pass is 1."""
+
+
 @dataclass(frozen=True, slots=True)
-class LossRequest:
-    """A request for the loss, and optionally its gradient, at one position on some dev items.
+class EntropyRequest:
+    """A request for the mean entropy of answers at a position, and its gradient.
 
     Attributes:
         position: [G * K].
         items: Indices of dev items, from 0; repeated items count repeatedly.
-        slope: Whether the gradient is requested too; it costs two more prompts per item.
-        entropy: Use the entropy of the answers' distribution, without gold answers (with its
-            gradient), instead of the gold answers' loss.
-        particle: Particle of the position, for messages; `None` if there is only one.
     """
 
     position: np.ndarray
     items: tuple[int, ...]
-    slope: bool = True
-    entropy: bool = False
-    particle: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DescentRequest:
+    """A request for a particle's gradient steps before an iteration, see `Descent.run`.
+
+    Attributes:
+        position: [R * G * K], where they begin.
+        particle: Number of the particle.
+        descent: Its extract of the descent.
+    """
+
+    position: np.ndarray
+    particle: int
+    descent: "Descent"
+
+
+class Reached(Protocol):
+    """Answer to a `DescentRequest`: the position reached, and the descent after its steps."""
 
     @property
-    def prompt_cost(self) -> int:
-        """Cost in prompt-equivalents: 1 for a forward pass, 3 for forward and backward."""
-        return len(self.items) * (3 if self.slope else 1)
+    def position(self) -> np.ndarray: ...
+
+    @property
+    def descent(self) -> "Descent": ...
 
 
 class LossGradient(Protocol):
-    """Answer to a `LossRequest`, means over its items: nats, and [G * K] by the coefficients."""
+    """Means over items: nats, and [G * K] by the coefficients."""
 
     @property
     def loss(self) -> float: ...
@@ -63,8 +83,8 @@ class LossGradient(Protocol):
     def slope(self) -> np.ndarray: ...
 
 
-Descending = Generator[list[LossRequest], list[LossGradient], None]
-"""Yields requests, receives their answers; may be closed at any time when the budget ends."""
+Descending = Generator[list[EntropyRequest] | list[DescentRequest], list[Any], None]
+"""Yields requests, receives a `LossGradient` or `Reached` each; may be closed by the budget."""
 
 
 class DescentPlan(NamedTuple):
@@ -74,20 +94,31 @@ class DescentPlan(NamedTuple):
         particles: Number of positions that descend.
         steps: Steps of each.
         batch: Dev items per step.
-        held_out: Dev items per position whose loss is computed after its last step.
-        ranked: Losses that choose the positions, before the first descent only.
+        held_out: Dev items per position whose loss is computed before its first step and after
+            its last.
+        samples: Texts drawn per position, to be scored.
     """
 
     particles: int
     steps: int
     batch: int
     held_out: int = 0
-    ranked: int = 0
+    samples: int = 0
 
     @property
-    def examples(self) -> int:
-        """Number of examples with a loss or a gradient."""
-        return self.particles * (self.steps * self.batch + self.held_out)
+    def gradients(self) -> int:
+        """Number of examples with a gradient."""
+        return self.particles * self.steps * self.batch
+
+    @property
+    def forwards(self) -> int:
+        """Number of prompts that are only read or answered."""
+        return self.particles * (2 * self.held_out + self.samples)
+
+    @property
+    def cost(self) -> int:
+        """Cost in prompt-equivalents."""
+        return GRADIENT_COST * self.gradients + self.forwards
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +126,8 @@ class SearchResources:
     """What a task, an engine and a budget offer to an optimizer.
 
     Attributes:
-        gradients: Whether the task has gold answers and the engine computes gradients.
+        gradients: Whether the engine computes gradients of a loss that the task has.
         positions: Number of positions that the budget allows; `None` is no limit.
-        black_box: Whether the gold answers are reference texts, whose loss is not the utility.
         norms: Reads the weights, and returns the norm of each expert's update; 0 is no update, and
             `None` unknown.
         routes: R, the number of kinds of prompts with coefficients of their own
@@ -107,7 +137,6 @@ class SearchResources:
 
     gradients: bool = False
     positions: int | None = None
-    black_box: bool = False
     norms: Callable[[], Sequence[float]] | None = None
     routes: int = 1
 
@@ -270,9 +299,14 @@ class Optimizer:
 
     @property
     def needs_gradients(self) -> bool | None:
-        """True if gradients of the gold answers' loss are required, False if optional, `None` if
-        unused; valid before `start`."""
+        """True if gradients are required, False if optional, `None` if unused; valid before
+        `start`."""
         return None
+
+    @property
+    def signal(self) -> Literal["auto", "gold", "scores"]:
+        """What the gradients are to be of; see `swarm.optimizers.gradient.Descent`."""
+        return "gold"
 
     def descend(self, items: int) -> Descending:
         """Request losses and gradients before an `ask`.

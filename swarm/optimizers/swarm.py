@@ -13,7 +13,14 @@ from pydantic import Field
 
 from swarm._util.settings import Number, Positive, checked
 from swarm.errors import UserError
-from swarm.optimizers.base import Descending, DescentPlan, freeze_array, load_state, save_state
+from swarm.optimizers.base import (
+    Descending,
+    DescentPlan,
+    DescentRequest,
+    freeze_array,
+    load_state,
+    save_state,
+)
 from swarm.optimizers.gradient import Descent
 from swarm.optimizers.pso import ParticleSwarm
 
@@ -54,17 +61,12 @@ def damp_huge_updates(norms: Sequence[float]) -> np.ndarray:
 @checked("optimizer")
 @dataclass(kw_only=True, eq=False)
 class MemeticSwarm(ParticleSwarm):
-    """A particle swarm whose particles also move down the gradient of the gold answers' loss.
+    """A particle swarm whose particles also move down the gradient of a loss.
 
     The fifth term of the velocity is w_d d / lambda, where d is the displacement by the particle's
     own descent (`swarm.optimizers.gradient`) and lambda the step length, so that the position moves
     by w_d d whatever the step length is. With soups=0, active=None and descent=None it is the
     paper's swarm.
-
-    A black box (`SearchResources.black_box`) has no gold answers, and the loss is that of reference
-    texts. The descent is then a mutation: all particles move as without it, and the best ones by
-    personal utility also descend. If the utility of such a particle is no new personal best, its
-    rate halves, so that a loss that does not serve the utility ends after four descents of each.
 
     With R routes of prompts (`SearchResources.routes`) the first iteration is followed by one that
     evaluates a single position, composed of the best of the first iteration on each route.
@@ -75,18 +77,16 @@ class MemeticSwarm(ParticleSwarm):
         starts: Further positions to start from, after the soups: K coefficients each, in the order
             of the pool's experts, the same in all groups. None is none.
         active: Number of particles that move and are evaluated, the best after the first iteration
-            (with a gradient term by the loss of some items, else by utility); the others do not
-            move. None is all of them. "auto" is all of them without a gradient term, and with it
-            one for each `ACTIVE_POSITIONS` that the budget allows after the first iteration, at
-            most `MAX_ACTIVE`.
+            by utility, with a gradient term the soups before all others: a descent has to start
+            where every expert has a part. The others do not move. None is all of them; "auto" is
+            that without a gradient term, and with it one for each `ACTIVE_POSITIONS` that the
+            budget allows after the first iteration, at most `MAX_ACTIVE`.
         descent: The gradient term of the velocity; None is none, as in the paper.
 
     Attributes:
         moving: [N] bool, the particles that still move.
-        mutated: [N] bool, particles displaced by a descent whose loss is not the utility.
         composed: Index of the particle composed of the best on each route, if any.
         by_route: [N, R], the mean values of the first iteration on each route.
-        kinds: [R], the first of the routes whose coefficients are those of a route.
         damping: [G x K], see `damp_huge_updates`.
     """
 
@@ -125,9 +125,7 @@ class MemeticSwarm(ParticleSwarm):
 
     def _reset(self, count: int, width: int, composed: int | None = None) -> None:
         """Set what a state leaves out while it has these values."""
-        self.mutated = np.zeros(count, bool)
         self.composed = composed
-        self.kinds = np.arange(self.resources.routes)
         self.by_route: np.ndarray | None = None
         self.damping = np.ones(width)
         self._displacements: np.ndarray | None = None
@@ -135,9 +133,7 @@ class MemeticSwarm(ParticleSwarm):
     def state_dict(self) -> dict[str, Any]:
         has_routes = self.resources.routes > 1
         present = {
-            "mutated": self.mutated.any(),
             "composed": has_routes,
-            "kinds": has_routes,
             "by_route": self.by_route is not None and not self.iteration,
             "damping": (self.damping < 1).any(),
         }
@@ -148,11 +144,12 @@ class MemeticSwarm(ParticleSwarm):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self._reset(*self.positions.shape)
-        optional = ("mutated", "composed", "kinds", "by_route", "damping")
+        optional = ("composed", "by_route", "damping")
         load_state(self, {name: state[name] for name in optional if name in state})
         if self.descent is not None:
             self.descent.step_scales = self.damping[: self.experts]
-            self.descent.load_state_dict(state["descent"], self.groups, self.seed, self.kinds)
+            routes = self.resources.routes
+            self.descent.load_state_dict(state["descent"], self.groups, self.seed, routes)
 
     # The start.
 
@@ -189,16 +186,8 @@ class MemeticSwarm(ParticleSwarm):
         """Number of particles that move after the first iteration; None is all of them."""
         if self.active != "auto":
             return self.active
-        if self.descent is None or not self.resources.gradients or self.resources.black_box:
+        if self.descent is None or not self.resources.gradients:
             return None
-        return self._affordable_descents()
-
-    @property
-    def most_descending(self) -> int | None:
-        """Number of particles that descend between two iterations; None is all that move."""
-        return self._affordable_descents() if self.resources.black_box else None
-
-    def _affordable_descents(self) -> int:
         if self.resources.positions is None:
             return MAX_ACTIVE
         remaining = self.resources.positions - len(self.positions)
@@ -214,16 +203,12 @@ class MemeticSwarm(ParticleSwarm):
             return
         before = self.positions, self.velocities, self.cooling
         super()._advance()
-        mask, shape = self.moving[:, None], before[0].shape
-        moved = self.positions.reshape(len(mask), len(self.kinds), -1)[:, self.kinds]
-        self.positions = freeze_array(np.where(mask, moved.reshape(shape), before[0]))
+        mask = self.moving[:, None]
+        self.positions = freeze_array(np.where(mask, self.positions, before[0]))
         self.velocities = np.where(mask, self.velocities, before[1])
         self.cooling = np.where(self.moving, self.cooling, before[2])
         self.restarted = self.restarted & self.moving
         self.evaluate = self.evaluate & self.moving
-        self.mutated = np.zeros(len(mask), bool)
-        if self._displacements is not None and self.resources.black_box:
-            self.mutated = self.evaluate & (np.abs(self._displacements).max(axis=1) > 0)
         self._displacements = None
 
     def _update_velocities(self, x: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -237,17 +222,19 @@ class MemeticSwarm(ParticleSwarm):
         super()._update_state(utilities)
         if self.composed is not None and self.iteration <= self.last_start:
             self.velocities[self.composed] = 0.0
-        if self.descent is not None:
-            failed = self.mutated & (np.isfinite(utilities) | self.stopped) & (self.stale > 0)
-            self.descent.rate_factor[failed] /= 2
         if self.iteration == self.last_start:
-            best = self.personal_utilities
-            self._keep_moving(np.where(np.isnan(best), np.inf, -best), self.most_active)
+            self._choose_moving()
 
-    def _keep_moving(self, losses: np.ndarray, count: int | None) -> None:
-        """Let the `count` particles with the lowest losses [N] move on."""
-        rank = np.argsort(losses, kind="stable")
-        self.moving = np.isin(np.arange(len(losses)), rank[:count])
+    def _choose_moving(self) -> None:
+        """Let the best particles, at most `most_active`, move on."""
+        u = self.personal_utilities
+        order = np.argsort(-np.where(np.isnan(u), -np.inf, u), kind="stable").tolist()
+        if self.descent is not None and self.resources.gradients:
+            first = list(range(self.experts, self.experts + self.soups))
+            if self.composed is not None:
+                first = [self.composed, *first]
+            order = [*first, *(i for i in order if i not in first)]
+        self.moving = np.isin(np.arange(len(u)), order[: self.most_active])
 
     def _counts_stale(self) -> np.ndarray | bool:
         return self.moving & super()._counts_stale()
@@ -258,14 +245,17 @@ class MemeticSwarm(ParticleSwarm):
     def needs_gradients(self) -> bool | None:
         return None if self.descent is None else self.descent.required
 
+    @property
+    def signal(self) -> Literal["auto", "gold", "scores"]:
+        return "gold" if self.descent is None else self.descent.signal
+
     def plan_descent(self, items: int) -> DescentPlan | None:
         if self.descent is None:
             return None
-        rows, limits = len(self.positions), (self.most_active, self.most_descending)
-        count = min(rows, *(one for one in limits if one)) if any(limits) else rows
-        held = round(self.descent.holdout * items)
-        ranked = rows * self.descent.batch if self.most_active else 0
-        return DescentPlan(count, self.descent.steps, self.descent.batch, held, ranked)
+        count, descent = self.new_rows, self.descent
+        held = round(descent.holdout * items)
+        samples = descent.samples * items * (descent.signal != "gold")
+        return DescentPlan(count, descent.steps, descent.batch, held, samples)
 
     def items_without_gradient(self, items: int) -> tuple[int, ...]:
         return () if self.descent is None else self.descent.items_without_gradient(items)
@@ -274,30 +264,13 @@ class MemeticSwarm(ParticleSwarm):
         """Compute the displacements of the particles that move next."""
         if self.descent is None or not self.has_utilities or self.iteration < self.last_start:
             return
-        by_loss = self.iteration == self.last_start and not self.resources.black_box
-        if by_loss and self.most_active is not None:
-            losses = yield from self.descent.evaluate_losses(self.positions, items)
-            self._keep_moving(losses, self.most_active)
-        particles = self._descending_particles()
-        start = self._apply_restarts(self._stray_particles())[0][particles]
+        particles = [int(i) for i in np.flatnonzero(self.moving) if not self.descent.rests(int(i))]
         self._displacements = np.zeros_like(self.positions)
-        try:
-            ends = yield from self.descent.descend(start, particles, items)
-        except GeneratorExit:
-            # Closed by the budget: one evaluation is left, to be spent on the positions reached so
-            # far.
-            self._displacements[particles] = self.descent.reached - start
-            raise
-        self._displacements[particles] = ends - start
-
-    def _descending_particles(self) -> list[int]:
-        """Return the particles that descend before the next iteration, in ascending order."""
-        moving = [int(i) for i in np.flatnonzero(self.moving)]
-        if self.descent is None or self.most_descending is None:
-            return moving
-        u = self.personal_utilities
-        able = [i for i in moving if not self.descent.rests(i) and not np.isnan(u[i])]
-        return sorted(sorted(able, key=lambda i: -u[i])[: self.most_descending])
+        start = self._apply_restarts(self._stray_particles())[0]
+        wanted = [DescentRequest(start[i], i, self.descent.extract(i)) for i in particles]
+        for i, answer in zip(particles, (yield wanted) if wanted else (), strict=True):
+            self._displacements[i] = answer.position - start[i]
+            self.descent.absorb(i, answer.descent)
 
     # Kinds of prompts.
 
@@ -317,8 +290,7 @@ class MemeticSwarm(ParticleSwarm):
         """Set the last particle to the best of the first iteration on each route.
 
         Equally good positions are chosen by their utility on all routes, then the last of them: a
-        soup, whose loss is lower than that of an expert which has learnt something else. Routes
-        with the same best are one kind from here on: their coefficients remain equal.
+        soup, whose loss is lower than that of an expert which has learnt something else.
         """
         assert self.by_route is not None and self.composed is not None
         x = self.positions.copy()
@@ -327,11 +299,6 @@ class MemeticSwarm(ParticleSwarm):
         for route, values in enumerate(self.by_route.T):
             known = np.where(np.isnan(values), -np.inf, values)
             rows[self.composed, route] = rows[np.lexsort((np.arange(len(u)), u, known))[-1], route]
-        best = rows[self.composed]
-        _, first, inverse = np.unique(best, axis=0, return_index=True, return_inverse=True)
-        self.kinds = first[inverse.reshape(-1)]
-        if self.descent is not None:
-            self.descent.kinds = self.kinds
         self.positions = freeze_array(x)
         self.evaluate = np.arange(len(x)) == self.composed
         self.restarted = np.zeros(len(x), bool)
@@ -342,8 +309,8 @@ class MemeticSwarm(ParticleSwarm):
 class GradientDescent(MemeticSwarm):
     """Gradient descent through the mixing coefficients, with a single particle.
 
-    The best of the experts and of the uniform soups moves by its descent alone, until no evaluation
-    has been better for `patience` iterations.
+    The first soup, or without soups the best expert, moves by its descent alone, until no
+    evaluation has been better for `patience` iterations.
     """
 
     NAME: ClassVar[str] = "gradient"

@@ -210,12 +210,16 @@ def find_equal_experts(adapters: Sequence[Adapter]) -> list[list[str]]:
 
 
 def combined_config(
-    adapters: Sequence[Adapter], modules: Sequence[str], rank: int, base_name: str | None
+    adapters: Sequence[Adapter],
+    modules: Sequence[str],
+    rank: int,
+    base_name: str | None,
+    shares_targets: bool = True,
 ) -> dict[str, Any]:
     """Return the PEFT config of any combination of `adapters` that adapts `modules`.
 
     Alpha equals the rank: the scaling is in the weights. `base_name` is the base model if no expert
-    names one.
+    names one. `shares_targets` says that no other modules are adapted than by the adapters.
     """
 
     def shared(*keys: str) -> dict[str, Any]:
@@ -248,6 +252,6 @@ def combined_config(
     config |= {"base_model_name_or_path": named[0]} if named else {}
     config |= shared("task_type", "revision")
     targets = shared(*TARGET_OPTIONS)
-    if len(targets) == len(TARGET_OPTIONS) and targets["target_modules"]:
+    if shares_targets and len(targets) == len(TARGET_OPTIONS) and targets["target_modules"]:
         config |= targets
     return config

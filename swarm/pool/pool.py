@@ -55,6 +55,9 @@ ADAPTER_FILES = (CONFIG_FILE, WEIGHTS_FILE, NOTE_FILE)
 Coefficients = Iterable[float] | Mapping[str, float]
 """G * K numbers, group by group; or those of some rows by name, the same in all groups."""
 
+NEW_RANK = 16
+"""Rank of `new_adapter=auto`."""
+
 ELITES_FOLDER = ".elites"
 """Folder of the elites in `Pool.with_folder`; hidden, so that it is not taken for an expert."""
 
@@ -75,6 +78,8 @@ class ExpertPool:
         router: Routes prompts to parts of a position; `None` for a single route.
         wanted_routes: Number of routes that a search decides on: 1, "auto", or 2 to 16.
         control: "random" if each expert is replaced by a random twin; else `None`.
+        new_adapter: Rank of the adapter that is learned beside the experts; `None` for none.
+        learned: Files of learned adapters by position [G * K], of one route.
     """
 
     names: list[str]
@@ -85,11 +90,19 @@ class ExpertPool:
     router: PromptRouter | None = None
     wanted_routes: int | str = 1
     control: Literal["random"] | None = None
+    new_adapter: int | str | None = None
+    learned: Mapping[tuple[float, ...], str] = {}
 
     @property
     def routes(self) -> int:
         """Number of kinds of prompts with coefficients of their own."""
         return len(self.router.names) if self.router else 1
+
+    def split_routes(self, position: Sequence[float]) -> list[list[float]]:
+        """Return the position of each route: parts of a position, or the position itself."""
+        vector = list(position)
+        size = len(vector) // self.routes
+        return [vector[start : start + size] for start in range(0, len(vector), size)]
 
     @property
     def resolved_settings(self) -> dict[str, Any]:
@@ -174,18 +187,23 @@ class Pool(ExpertPool):
         routes: Routes = 1,
         control: Literal["random"] | None = None,
         control_seed: Count = 0,
+        new_adapter: Positive | Literal["auto"] | None = None,
     ) -> None:
         if export_rank is not None and space != "delta":
             raise UserError(
                 f"pool.export_rank={export_rank} needs pool.space=delta; with pool.space={space} a "
                 "combination has the rank of its experts, so use null"
             )
+        if new_adapter is not None and space != "delta":
+            raise UserError(f"""pool.new_adapter={new_adapter} needs pool.space=delta, in which it
+                is one more term of the sum; use null with pool.space={space}""")
         if len(set(recipes)) < len(recipes):
             raise UserError(f"pool.recipes={list(recipes)}: names one more than once")
         self.folder = find_path(folder)
         self.experts = None if experts is None else list(experts)
         self.space, self.export_rank = space, export_rank
         self.division = self._given_division = groups
+        self.new_adapter = self._given_adapter = new_adapter
         self._base_check, self._elites, self._elite_count = base, elites, elite_count
         self._extra = ExtraRows(base_row, list(recipes), density, sparse_rows)
         self.control, self._control_seed = control, control_seed
@@ -216,6 +234,7 @@ class Pool(ExpertPool):
             "control_seed": self._control_seed,
             **({"base": "ignore"} if self._base_check == "ignore" else {}),
             **({"routes": self.router.to_dict()} if self.router else {}),
+            **({"new_adapter": self.new_adapter} if self.new_adapter else {}),
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -223,7 +242,7 @@ class Pool(ExpertPool):
         return partial(Pool, **self.settings), ()
 
     def divide(self, gradients: bool) -> None:
-        """Resolve pool.groups=auto, for the next `open`.
+        """Resolve pool.groups=auto and pool.new_adapter=auto, for the next `open`.
 
         Args:
             gradients: Whether a search has gradients for the coefficients: it can then learn those
@@ -231,18 +250,14 @@ class Pool(ExpertPool):
         """
         if self._given_division == AUTO:
             self.division = "per_module" if gradients else "global"
+        if self._given_adapter == AUTO:
+            self.new_adapter = NEW_RANK if gradients else None
 
     @property
     def resolved_settings(self) -> dict[str, Any]:
-        """Values of pool.groups and pool.routes in effect: the latter is 1, or the router's."""
+        """Values of pool.groups, routes (1, or the router's) and new_adapter in effect."""
         routes = self.router.to_dict() if self.router else 1
-        return {"groups": self.division, "routes": routes}
-
-    def split_routes(self, position: Sequence[float]) -> list[list[float]]:
-        """Return the position of each route: parts of a position, or the position itself."""
-        vector = list(position)
-        size = len(vector) // self.routes
-        return [vector[start : start + size] for start in range(0, len(vector), size)]
+        return {"groups": self.division, "routes": routes, "new_adapter": self.new_adapter}
 
     @property
     def size(self) -> int:
@@ -352,9 +367,20 @@ class Pool(ExpertPool):
 
     def _combine_modules(self, vector: Sequence[float]) -> Iterator[tuple[str, "FactorPair"]]:
         """Yield each module with its A and B at a position [G * K]."""
+        learned: dict[str, FactorPair] = {}
+        if file := self.learned.get(tuple(vector)):
+            from swarm.pool.learned import LearnedAdapter
+
+            factors = LearnedAdapter.load(file).factors
+            learned = {module: (a.double(), b.double()) for module, (a, b) in factors.items()}
         for module, group in self._group_of.items():
             start = group * len(self._rows)
-            yield module, self._combine_group(module, vector[start : start + len(self._rows)])
+            pair = self._combine_group(module, vector[start : start + len(self._rows)])
+            if module in learned:
+                terms = [(1.0, *pair), (1.0, *learned.pop(module))]
+                pair = lora_math.concatenate_factors(terms, *self.modules[module][:2])
+            yield module, pair
+        yield from learned.items()
 
     def update_norms(self) -> list[float]:
         """Return the Frobenius norm of each row's update over all modules; reads all weights."""
@@ -427,16 +453,24 @@ class Pool(ExpertPool):
         for owner in sorted(set(owners)):
             mixed = self._combine_modules(parts[owner])
             if self.space == "delta":
-                pairs, rank, error = lora_math.compress_modules(mixed, self.export_rank)
+                pairs, error = lora_math.compress_modules(mixed, self.export_rank)
                 errors.append(error)
             else:
-                pairs, rank = {name: (a.float(), b.float()) for name, (a, b) in mixed}, self.rank
+                pairs = {name: (a.float(), b.float()) for name, (a, b) in mixed}
+            rank = max(1, *(len(down) for down, _ in pairs.values()))
+            # One rank for all modules, but where a learned adapter alone changes most of them.
+            more = len(pairs) > len(self.modules)
+            if not more:
+                pairs = {name: lora_math.pad_rank(pair, rank) for name, pair in pairs.items()}
             weights = {
                 f"base_model.model.{module}.lora_{side}.weight": weight
                 for module, pair in pairs.items()
                 for side, weight in zip("AB", pair, strict=True)
             }
-            config = combined_config(self._files, list(self.modules), rank, self._base_name)
+            config = combined_config(self._files, list(pairs), rank, self._base_name, not more)
+            if more:
+                ranks = {name: len(down) for name, (down, _) in pairs.items() if len(down) < rank}
+                config |= {"rank_pattern": ranks, "alpha_pattern": ranks}
             adapters.append((config, weights))
         if errors:
             note["reconstruction_error"] = max(errors, key=lambda error: error["overall"])

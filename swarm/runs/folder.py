@@ -19,6 +19,7 @@ import hashlib
 import json
 import logging
 import marshal
+import re
 import time
 import zlib
 from collections import Counter
@@ -64,6 +65,9 @@ MAX_RUNS_SHOWN = 4
 
 SEAL = b', "checksum": "%s"}'
 """End of a line; the checksum is of the line without it."""
+
+LEARNED_FOLDER = "adapters"
+"""Folder of the adapters that positions have learned."""
 
 RETRY_S = 0.05
 """Seconds after which a reader retries what a search may be writing."""
@@ -389,8 +393,15 @@ def answers_path(iteration: int) -> str:
     return f"answers/iteration_{iteration:04d}.json.gz"
 
 
-def _is_iteration_file(path: str) -> bool:
-    return path.startswith("answers/iteration_")
+def _learned_path(iteration: int, particle: int) -> str:
+    """Return the path of the adapter that a particle learned before an iteration."""
+    return f"{LEARNED_FOLDER}/{iteration:04d}_{particle:04d}.safetensors"
+
+
+def _iteration_of(path: str) -> int | None:
+    """Return the iteration that a file belongs to: one of answers or a learned adapter."""
+    found = re.match(rf"(?:answers/iteration_|{LEARNED_FOLDER}/)([0-9]+)", path)
+    return int(found[1]) if found else None
 
 
 def _extra_answers_path(kind: str, position: Iterable[float], items: str) -> str:
@@ -460,6 +471,24 @@ class RunState:
         found: list[float] = self.iterations[index[0]]["positions"][index[1]]
         return found
 
+    def learned_files(self) -> dict[tuple[float, ...], str]:
+        """Return the file of the adapter learned with each position, of each of its routes."""
+        found = {}
+        for entry in self.iterations:
+            for i, files in entry.get("learned", {}).items():
+                position = entry["positions"][int(i)]
+                size = len(position) // len(files)
+                for route, file in enumerate(files):
+                    if file:
+                        part = tuple(position[route * size : (route + 1) * size])
+                        found[part] = str((self._record.folder / file).resolve())
+        return found
+
+    def load_iteration_answers(self, number: int) -> dict[int, list[dict[str, Any]]]:
+        """Return all answers of an iteration: by particle, and N more the texts drawn by one."""
+        stored = self.load_packed(self._record.folder / answers_path(number))
+        return {int(i): rows for i, rows in stored.items()}
+
     def count_prompts(self) -> dict[str, int]:
         """Return the number of prompts on dev and those saved by racing, over all iterations.
 
@@ -521,6 +550,7 @@ class RunRecord(RunState):
         self._cut = ""
         self._damaged: list[str] = []
         self._checked: dict[str, str] | None = None
+        self._learned: dict[str, str] = {}  # digests of adapters of the iteration to come
 
     def open_or_resume(
         self,
@@ -611,9 +641,10 @@ class RunRecord(RunState):
         if self._checked != self._record.sums:  # else nothing has changed since the last check
             self._checked = dict(self._record.sums)
             self._damaged = self._record.find_damaged()
-        rounds = [answers_path(number) for number in range(len(self.iterations))]
-        lost = next((n for n, path in enumerate(rounds) if path in self._damaged), None)
-        where = RECORD_FILE if lost is None else rounds[lost]
+        numbers = {path: number for path in self._damaged
+                   if (number := _iteration_of(path)) is not None}  # fmt: skip
+        where = min(numbers, key=lambda path: numbers[path], default=RECORD_FILE)
+        lost = numbers.get(where)
         summary = _read_summary(self.folder)
         if summary and summary["finished"] and (self._cut or lost is not None):
             raise UserError(
@@ -634,7 +665,7 @@ class RunRecord(RunState):
             if not (self.folder / SUMMARY_FILE).is_file():
                 remove(self.folder / SUMMARY_FILE)  # which may be a folder or a pipe
             self._write_summary()
-        damaged = [path for path in self._damaged if not _is_iteration_file(path)]
+        damaged = [path for path in self._damaged if _iteration_of(path) is None]
         if damaged:
             log.warning("%s: damaged or missing, now rebuilt: %s", self.folder, ", ".join(damaged))
         units = {_rebuild_unit(path) for path in damaged} - {SUMMARY_FILE}
@@ -648,7 +679,7 @@ class RunRecord(RunState):
             path = f"answers/{file.name}"
             if path in record.sums:
                 continue
-            if not _is_iteration_file(path):
+            if _iteration_of(path) is None:
                 try:
                     self.load_packed(file)
                 except UserError:
@@ -734,10 +765,39 @@ class RunRecord(RunState):
                 **facts,
             },
             "optimizer": difference(record.optimizer or {}, dict(optimizer)),
-            "files": {path: _hash_bytes(packed)},
+            "files": {path: _hash_bytes(packed), **self._learned},
         }
+        self._learned = {}
         record.write(line)
         self.state |= {"rounds": record.rounds, "optimizer": record.optimizer}
+
+    def write_learned(self, iteration: int, particle: int, data: bytes) -> str:
+        """Write an adapter that a particle has learned; return the absolute path of its file."""
+        path = _learned_path(iteration, particle)
+        make_folder(self.folder / LEARNED_FOLDER)
+        write_atomic(self.folder / path, data)
+        self._learned[path] = _hash_bytes(data)
+        return str((self.folder / path).resolve())
+
+    def drop_learned(self, positions: np.ndarray) -> None:
+        """Remove adapters that neither the present positions nor a personal best have."""
+        if not any(path.startswith(LEARNED_FOLDER) for path in self._record.sums):
+            return
+        bests = [self.position_at(at) for _, at in self._record.highest.values()]
+        kept = {tuple(row) for row in [*positions.tolist(), *bests]}
+        used = {
+            file
+            for entry in self.iterations
+            for i, files in entry.get("learned", {}).items()
+            if tuple(entry["positions"][int(i)]) in kept
+            for file in files
+        }
+        gone = [path for path in self._record.sums if path.startswith(LEARNED_FOLDER)]
+        gone = [path for path in gone if path not in used]
+        if gone:
+            self._record.write({"files": dict.fromkeys(gone)})
+            for path in gone:
+                remove(self.folder / path)
 
     def save_answers(
         self,

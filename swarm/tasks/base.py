@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from swarm.errors import UserError
 from swarm.models.base import Completion, Example, Request, prompt_text
@@ -33,6 +33,15 @@ class Score:
     text: str = ""
     part: str = ""
     measures: Mapping[str, float] = field(default_factory=dict)
+
+
+class Candidate(NamedTuple):
+    """An answer text to an item, and its score, scaled from 0, the item's worst, to 1."""
+
+    text: str
+    value: float
+    ends: bool | None = None
+    """Whether the model has to end after it; `None`: unless `Request.stop_check` ended it."""
 
 
 TaskRun = Generator[list[Request], list[Completion], list[Score]]
@@ -144,6 +153,27 @@ class Task(Setup, ABC):
             UserError: There are none.
         """
         raise UserError(str(self.gold_error))
+
+    @property
+    def scores_error(self) -> str | None:
+        """Why scored texts cannot teach; `None` if an item has one request, for a text."""
+        item = self.items("dev")[0]
+        requests = first_round(self, [item])
+        if self.rounds == 1 and len(requests) == 1 and not requests[0].choices:
+            return None
+        return f"task {self.name} has no single text as the answer to an item"
+
+    def scored_example(self, item: Item, candidates: Sequence[Candidate]) -> Example:
+        """Return an item's prompt with scored answers, each as the model generated it."""
+        (request,) = first_round(self, [item])
+        check = request.stop_check or (lambda text: False)
+        return Example(
+            request.prompt,
+            tuple(one.text for one in candidates),
+            values=tuple(one.value for one in candidates),
+            ends=tuple(not check(one.text) if one.ends is None else one.ends for one in candidates),
+            limit=request.token_limit,
+        )
 
     def calibrate(self, scores: Sequence[Score]) -> Mapping[str, Any] | None:
         """Set the scale of the values from the dev scores of all experts, and return it.

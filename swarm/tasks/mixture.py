@@ -8,7 +8,7 @@ from typing import Any, Literal
 from swarm._util.settings import Number, Text, checked
 from swarm.errors import UserError
 from swarm.models.base import Completion, Example, Request
-from swarm.tasks.base import Item, Score, Task, TaskRun
+from swarm.tasks.base import Candidate, Item, Score, Task, TaskRun
 
 Combination = Literal["harmonic", "mean", "minimum", "weights"]
 
@@ -65,7 +65,6 @@ class Mixture(Task):
         parts = self.tasks.values()
         self.votes = all(task.votes for task in parts)
         self.needs_setup = any(task.needs_setup for task in parts)
-        self.black_box = any(task.black_box for task in parts)
         self.rounds = max(task.rounds for task in parts)
         self.constants = tuple(dict.fromkeys(one for task in parts for one in task.constants))
         signals = {name: task.signal for name, task in self.tasks.items() if task.signal}
@@ -89,6 +88,11 @@ class Mixture(Task):
     def gold_error(self) -> str | None:
         """Why a part has no gold answers; `None` if all have."""
         return next(filter(None, (task.gold_error for task in self.tasks.values())), None)
+
+    @property
+    def scores_error(self) -> str | None:
+        """Why scored texts cannot teach a part; `None` if they can teach all."""
+        return next(filter(None, (task.scores_error for task in self.tasks.values())), None)
 
     def items(self, split: str) -> Sequence[Item]:
         """Return the items of all parts, one part after the other; see `Task.items`."""
@@ -132,16 +136,20 @@ class Mixture(Task):
         Weighted so that the mean loss over all dev items is the mean of the parts' mean losses, by
         the `weights` if given; every other combination weights the parts equally.
         """
-        sizes = {part: len(task.items("dev")) for part, task in self.tasks.items()}
-        shares = self.weights or dict.fromkeys(sizes, 1.0)
-        scale = sum(sizes.values()) / sum(shares.values())
         found = []
         for item in items:
-            part = _subtask_name(item)
-            (example,) = self.tasks[part].gold_examples([item["item"]])
-            weight = example.weight * scale * shares[part] / sizes[part]
-            found.append(replace(example, weight=weight))
+            (example,) = self.tasks[_subtask_name(item)].gold_examples([item["item"]])
+            found.append(self._weigh(item, example))
         return found
+
+    def scored_example(self, item: Item, candidates: Sequence[Candidate]) -> Example:
+        return self._weigh(item, super().scored_example(item, candidates))
+
+    def _weigh(self, item: Item, example: Example) -> Example:
+        sizes = {part: len(task.items("dev")) for part, task in self.tasks.items()}
+        shares = self.weights or dict.fromkeys(sizes, 1.0)
+        part, scale = _subtask_name(item), sum(sizes.values()) / sum(shares.values())
+        return replace(example, weight=example.weight * scale * shares[part] / sizes[part])
 
     def check(self) -> None:
         for task in self.tasks.values():

@@ -1,0 +1,269 @@
+"""What a search learns from, and with: gradient steps between two iterations.
+
+A position may have an adapter of its own beside its coefficients, learned in the same steps
+(`swarm.pool.learned`); its file is in the folder adapters/ of the run.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from swarm.executors.worker import DESCENT, DescentJob
+from swarm.loop.evaluator import Evaluator, records_to_scores, scores_to_records
+from swarm.optimizers.base import (
+    GRADIENT_COST,
+    DescentPlan,
+    DescentRequest,
+    EntropyRequest,
+)
+from swarm.pool.pool import ExpertPool
+from swarm.runs.folder import LEARNED_FOLDER, RunRecord
+from swarm.tasks.base import Candidate, Item, Score, Task
+
+
+def choose_signal(wanted: str, task: Task) -> tuple[str | None, str]:
+    """Return what teaches a task, "gold" or "scores", and why nothing does.
+
+    "auto" is "scores" where texts are scored, with gold answers among the candidates, else "gold".
+
+    Returns:
+        The signal and "", or `None` and the reason.
+    """
+    missing = {"scores": task.scores_error, "gold": task.gold_error}
+    names = list(missing) if wanted == "auto" else [wanted]
+    found = next((name for name in names if missing[name] is None), None)
+    return found, "" if found else str(missing[names[-1]])
+
+
+class CandidatePool:
+    """The distinct answer texts to each dev item, with their scores, in the order of their arrival.
+
+    Args:
+        task: Its items are those that the search sees.
+        items: Their dev items.
+        gold: Whether an item's gold answer is one more candidate, with the highest score.
+    """
+
+    def __init__(self, task: Task, items: Sequence[Item], gold: bool) -> None:
+        self._task, self._texts = task, [dict[str, float]() for _ in items]
+        self._golds = task.gold_examples(items) if gold else None
+
+    def add(self, scores: Iterable[tuple[int, Score]]) -> None:
+        """Add answers by the number of their item; of an equal text the first score counts."""
+        for number, score in scores:
+            if score.text:
+                self._texts[number].setdefault(score.text, self._task.apply_scale(score).value)
+
+    def choose(self, limit: int) -> list[Sequence[Candidate]]:
+        """Return at most `limit` candidates of each item; none where all have the same score.
+
+        Half of them are the best, the others the worst, the latest first: both move the model.
+        """
+        return [self._choose(number, limit) for number in range(len(self._texts))]
+
+    def _choose(self, number: int, limit: int) -> Sequence[Candidate]:
+        known, ends = dict(self._texts[number]), dict[str, bool]()
+        if self._golds and self._task.highest is not None:
+            example, highest = self._golds[number], self._task.highest
+            gold = example.choices[example.gold]
+            # A right answer that begins like the gold one is that, as the model ends it.
+            if not any(text.startswith(gold) for text, v in known.items() if v == highest):
+                known[gold], ends[gold] = highest, example.final
+        low, high = min(known.values(), default=0.0), max(known.values(), default=0.0)
+        if low == high:
+            return []
+        latest = list(reversed(known.items()))
+        best = sorted(latest, key=lambda pair: -pair[1])[: limit // 2]
+        others = sorted((one for one in latest if one not in best), key=lambda pair: pair[1])
+        chosen = [*best, *others[: limit - len(best)]]
+        return [Candidate(t, (value - low) / (high - low), ends.get(t)) for t, value in chosen]
+
+
+@dataclass
+class Descents:
+    """Answers an optimizer's requests for gradients, within the budget.
+
+    Attributes:
+        evaluator, record, pool, task: Those of the search.
+        searched: Dev indices of the items that the search sees.
+        routes: Returns the route of each of them.
+        signal: See `choose_signal`.
+        wanted: The setting that it was chosen by.
+        seed: Of drawn texts and new adapters.
+        candidates: The scored answers so far.
+        counts: Examples of this iteration: "losses" are prompts that are only read or answered.
+        samples: Scored texts drawn in this iteration, by particle, with the number of their item.
+        files: Files of learned adapters in this iteration, of each route, by particle.
+    """
+
+    evaluator: Evaluator
+    record: RunRecord
+    pool: ExpertPool
+    task: Task
+    searched: Sequence[int]
+    routes: Callable[[], Sequence[int]]
+    signal: str
+    wanted: str
+    seed: int
+    candidates: CandidatePool = field(init=False)
+    counts: Counter[str] = field(default_factory=Counter)
+    samples: dict[int, list[tuple[int, Score]]] = field(default_factory=dict)
+    files: dict[int, list[str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        dev = self.task.items("dev")
+        self._items = [dev[index] for index in self.searched]
+        known = self.task.gold_error is None and not self.task.black_box
+        self.gold = self.signal == "gold" or (known and self.wanted == "auto")
+        self.candidates = CandidatePool(
+            self.task, self._items, self.gold and self.signal == "scores"
+        )
+
+    def describe(self) -> str:
+        """Describe what teaches, in a line."""
+        if self.signal == "gold":
+            return "the gradient is of the gold answers' loss"
+        golds = " and of gold answers" if self.gold else ""
+        return f"the gradient is of the scores of the search's own answers{golds}"
+
+    def restore(self) -> None:
+        """Read the candidates of a resumed search."""
+        numbers = {item["id"]: number for number, item in enumerate(self._items)}
+        for number, entry in enumerate(self.record.iterations):
+            stored = self.record.load_iteration_answers(number)
+            particles = len(entry["positions"])
+            # As they arrived: the drawn texts before the answers.
+            for i in sorted(stored, key=lambda i: (i < particles, i)):
+                rows = stored[i]
+                scores = records_to_scores(rows)
+                self.candidates.add(
+                    (numbers[row["id"]], score) for row, score in zip(rows, scores, strict=True)
+                )
+
+    def begin(self) -> None:
+        """Begin an iteration."""
+        self.counts, self.samples, self.files = Counter(), {}, {}
+
+    @property
+    def cost(self) -> int:
+        """Prompt-equivalents of this iteration."""
+        return self.counts["losses"] + GRADIENT_COST * self.counts["gradients"]
+
+    def answer(self, number: int, wanted: Sequence[Any], left: float) -> list[Any]:
+        """Answer requests before an iteration.
+
+        Args:
+            number: Number of the iteration.
+            left: Prompt-equivalents that may be spent.
+
+        Returns:
+            An answer each; nothing if the budget does not allow it.
+        """
+        if isinstance(wanted[0], EntropyRequest):
+            examples = sum(len(one.items) for one in wanted)
+            if GRADIENT_COST * examples > left:
+                return []
+            self.counts["gradients"] += examples
+            return list(self.evaluator.compute_entropies(wanted, self.searched))
+        return self._descend(number, wanted, left)
+
+    def _descend(self, number: int, wanted: Sequence[DescentRequest], left: float) -> list[Any]:
+        """Run the descents of some particles; none if the budget allows no step of each."""
+        descent, items = wanted[0].descent, len(self.searched)
+        drawn = descent.samples * (self.signal == "scores")
+        plan = DescentPlan(
+            len(wanted), 1, descent.batch, round(descent.holdout * items), drawn * items
+        )
+        steps = int(min(descent.steps, (left - plan.forwards) // (GRADIENT_COST * plan.gradients)))
+        if steps < 1:
+            return []
+        for one in wanted if drawn else ():
+            self._draw_texts(number, one, drawn)
+        chosen = self.candidates.choose(descent.candidates) if self.signal == "scores" else []
+        teaches = [bool(mine) for mine in chosen] or [True] * items
+        self.counts["untaught"] = teaches.count(False)
+        jobs = [
+            DescentJob(
+                i,
+                (tuple(one.position.tolist()),),
+                DESCENT,
+                tuple(self.searched),
+                (f"particle {one.particle} in the descent of iteration {number}",),
+                tuple(self._files_of(one.position)),
+                self.seed,
+                one.descent,
+                one.particle,
+                steps,
+                tuple(r if t else None for r, t in zip(self.routes(), teaches, strict=True)),
+                tuple(chosen),
+                self.pool.new_adapter,  # type: ignore[arg-type]
+            )
+            for i, one in enumerate(wanted)
+        ]
+        ended = self.evaluator.descend(jobs)
+        for job, answer in zip(jobs, ended, strict=True):
+            self.counts.update(losses=answer.losses, gradients=answer.gradients)
+            if answer.adapter is not None:
+                file = self.record.write_learned(number, job.particle, answer.adapter)
+                files = [file] * self.pool.routes
+                for route in answer.kept:
+                    files[route] = job.learned[route]
+                self.files[job.particle] = files
+        return ended
+
+    def _draw_texts(self, number: int, one: DescentRequest, each: int) -> None:
+        """Draw and score texts of a position for each item, as further candidates."""
+        seed = self.seed + 1000 * number + one.particle
+        parts = self.pool.split_routes(one.position.tolist())
+        drawn: list[tuple[int, Score]] = []
+        for route, part in enumerate(parts):
+            mine = [i for i, r in enumerate(self.routes()) if r == route] * each
+            indices = [self.searched[i] for i in mine]
+            texts = self.evaluator.sample_texts(part, indices, seed) if mine else []
+            drawn += zip(mine, texts, strict=True)
+        self.samples[one.particle] = drawn
+        self.candidates.add(drawn)
+        self.counts["losses"] += len(drawn)
+
+    def _files_of(self, position: np.ndarray) -> list[str]:
+        """Return the file of the learned adapter of each route of a position, or ""."""
+        parts = self.pool.split_routes(position.tolist())
+        return [self.evaluator.learned.get(tuple(part), "") for part in parts]
+
+    def assign(self, before: np.ndarray, after: np.ndarray) -> dict[str, Any]:
+        """Give the new positions their adapters: those just learned, else those of before.
+
+        Args:
+            before, after: Positions [N, R * G * K] of the last iteration and of this one.
+
+        Returns:
+            Facts of the iteration: the counts, and the files by particle.
+        """
+        facts: dict[str, Any] = {f"{n}_computed": self.counts[n] for n in ("losses", "gradients")}
+        if self.counts["untaught"]:
+            facts["untaught"] = self.counts["untaught"]
+        learned = {}
+        for i, position in enumerate(after):
+            files = self.files.get(i) or self._files_of(before[i])
+            if any(files) and (i in self.files or (position != before[i]).any()):
+                learned[str(i)] = [file and f"{LEARNED_FOLDER}/{Path(file).name}" for file in files]
+                parts = self.pool.split_routes(position.tolist())
+                pairs = zip(map(tuple, parts), files, strict=True)
+                self.evaluator.learned |= {part: file for part, file in pairs if file}
+        return facts | ({"learned": learned} if learned else {})
+
+    def records(self, particles: int) -> dict[int, list[dict[str, Any]]]:
+        """Return the answers to store of the drawn texts, from index N = `particles` on.
+
+        They are beyond the particles, so that nothing takes them for a position's answers.
+        """
+        return {
+            particles + i: scores_to_records(
+                (self._items[number] for number, _ in drawn), (score for _, score in drawn)
+            )
+            for i, drawn in self.samples.items()
+        }

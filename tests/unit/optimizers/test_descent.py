@@ -1,79 +1,103 @@
 """The gradient term: what a particle learns from, its rate, groups and routes, on bowls."""
 
 import json
-from collections.abc import Callable, Generator, Sequence
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
-from swarm.optimizers.base import LossRequest, SearchResources
+from swarm.optimizers.base import SearchResources
 from swarm.optimizers.gradient import Descent
 from swarm.optimizers.swarm import GradientDescent, MemeticSwarm
 
 
-def finish(course: Generator[Any, Any, Any], answer: Callable[[Any], Any]) -> Any:
-    """Answer what a generator yields to its end; return its value."""
-    try:
-        wanted = next(course)
-        while True:
-            wanted = course.send(answer(wanted))
-    except StopIteration as end:
-        return end.value
+@dataclass(frozen=True)
+class Loss:
+    loss: float
+    slope: np.ndarray
 
 
-def slopes(wanted: Sequence[LossRequest], slope: Callable[[np.ndarray], np.ndarray]) -> list[Any]:
-    return [SimpleNamespace(loss=0.0, slope=slope(one.position)) for one in wanted]
+@dataclass
+class Course:
+    """A learner with this slope; it keeps which items it was asked for, and its adapter's steps."""
+
+    slope: Callable[[np.ndarray], np.ndarray]
+    loss: Callable[[np.ndarray], float] = lambda x: float(x @ x)
+    learnt: set[int] = field(default_factory=set)
+    held: list[tuple[int, ...]] = field(default_factory=list)
+    steps: list[tuple[float, bool]] = field(default_factory=list)
+    settled: int = 0
+
+    def measure(self, position: np.ndarray, items: Sequence[int], slope: bool = True) -> Loss:
+        if slope:
+            self.learnt |= set(items)
+        else:
+            self.held.append(tuple(items))
+        return Loss(self.loss(position), self.slope(position))
+
+    def step(self, factor: float, keep: bool) -> None:
+        self.steps.append((factor, keep))
+
+    def settle(self) -> None:
+        self.settled += 1
 
 
-def answers(wanted: Sequence[LossRequest]) -> list[Any]:
-    """Of a bowl around (1, 0, 0, 0)."""
-    found = []
-    for one in wanted:
-        apart = one.position - np.eye(4)[0]
-        found.append(SimpleNamespace(loss=float(apart @ apart), slope=2 * apart))
-    return found
+def bowl(optimum: Sequence[float]) -> Course:
+    return Course(lambda x: 2 * (x - optimum), lambda x: float(((x - optimum) ** 2).sum()))
 
 
 def test_a_particle_never_learns_from_what_it_holds_out() -> None:
-    descent = Descent(steps=12, batch=5, holdout=0.25)
+    descent, held = Descent(steps=12, batch=5, holdout=0.25), list[set[int]]()
     descent.start(3, 1, 4, seed=0)
-    course = descent.descend(np.full((3, 4), 0.25), [0, 1, 2], 20)
-    learnt: list[set[int]] = [set(), set(), set()]
-    wanted = next(course)
-    while wanted[0].slope:
-        for mine, one in zip(learnt, wanted, strict=True):
-            mine.update(one.items)
-        wanted = course.send(answers(wanted))
-    held = [set(one.items) for one in wanted[:3]]
-    assert [len(one) for one in held] == [5, 5, 5] and len(set.union(*held)) == 15
-    for mine, kept in zip(learnt, held, strict=True):
-        assert mine | kept == set(range(20)) and not mine & kept
-    assert not wanted[0].slope and len(wanted) == 3
+    for particle in range(3):
+        course, mine = bowl(np.eye(4)[0]), descent.extract(particle)
+        mine.run(np.full(4, 0.25), particle, [0] * 20, 12, course)
+        before, after = course.held
+        assert before == after and len(before) == 5
+        assert course.learnt | set(before) == set(range(20)) and not course.learnt & set(before)
+        held.append(set(before))
+        assert descent.count[particle] == 0
+        descent.absorb(particle, mine)
+        assert descent.count[particle] == 12
+    assert len(set.union(*held)) == 15
     assert descent.items_without_gradient(20) == (), "each item is learnt by some particle"
     descent.count[:] = [0, 7, 0]
     assert set(descent.items_without_gradient(20)) == held[1]
 
 
-def test_where_the_held_out_loss_rises_a_particle_halves_its_rate_and_then_rests() -> None:
-    descent = Descent(steps=2, batch=5, holdout=0.5)
+def test_items_that_teach_nothing_are_left_out() -> None:
+    descent, course = Descent(steps=8, batch=4, holdout=0.0), bowl(np.eye(4)[0])
     descent.start(1, 1, 4, seed=0)
-    x = np.full((1, 4), 0.25)
-    losses, factors = [0.5, 0.6, 0.4, 0.4, 0.4, 0.4], [1.0, 0.5, 0.5, 0.25, 0.125, 0.0625]
-    for loss, factor in zip(losses, factors, strict=True):
+    descent.run(np.zeros(4), 0, [0, None] * 10, 8, course)
+    assert course.learnt == set(range(0, 20, 2))
+    start = np.full(4, 0.3)
+    assert (descent.run(start, 0, [None] * 20, 8, course) == start).all()
+    assert len(course.steps) == 8, "nothing moves where nothing teaches"
 
-        def answer(wanted: Sequence[LossRequest], loss: float = loss) -> list[Any]:
-            said = answers(wanted)
-            if not wanted[0].slope:
-                said[0].loss = loss
-            return said
 
-        moved = finish(descent.descend(x, [0], 10), answer)
-        assert not np.array_equal(moved, x)
-        x = moved
-        assert descent.rate_factor[0] == factor
-    np.testing.assert_array_equal(finish(descent.descend(x, [0], 10), answers), x)
+def test_where_the_held_out_loss_does_not_fall_a_particle_halves_its_rate_and_then_rests() -> None:
+    descent = Descent(steps=30, batch=5, holdout=0.5, rate=0.01)
+    descent.start(1, 1, 4, seed=0)
+    uphill = Course(lambda x: -2 * x)
+    downhill = Course(lambda x: 2 * x)
+    for course, factor in ((downhill, 1.0), (uphill, 0.5), (downhill, 0.5), (uphill, 0.25)):
+        descent.run(np.full(4, 0.5), 0, [0] * 10, 30, course)
+        assert descent.rate_factor[0] == factor and not descent.rests(0)
+    for _ in range(2):
+        descent.run(np.full(4, 0.5), 0, [0] * 10, 30, uphill)
+    assert descent.rests(0)
+
+
+def test_a_learned_adapter_follows_warm_up_and_halving_and_ends_with_the_mean_of_the_last_half() -> (
+    None
+):
+    descent, course = Descent(steps=4, warmup=3, holdout=0.0), bowl(np.eye(4)[0])
+    descent.start(1, 1, 4, seed=0)
+    descent.rate_factor[0] = 0.5
+    descent.run(np.zeros(4), 0, [0] * 20, 4, course)
+    assert course.steps == [(0.125, False), (0.25, False), (0.375, True), (0.5, True)]
+    assert course.settled == 1
 
 
 def test_a_descent_learns_groups_apart() -> None:
@@ -81,64 +105,29 @@ def test_a_descent_learns_groups_apart() -> None:
     optimum = np.array([1.0, 0.0, 0.0, 1.0])
     descent = Descent(steps=60, batch=4, holdout=0.0, fine_rate=1.0, rate=0.05)
     descent.start(1, 2, 2, seed=0)
-    course = descent.descend(np.full((1, 4), 0.5), [0], 8)
-    found = finish(course, lambda wanted: slopes(wanted, lambda x: 2 * (x - optimum)))[0]
+    found = descent.run(np.full(4, 0.5), 0, [0] * 8, 60, bowl(optimum))
     np.testing.assert_allclose(found, optimum, atol=0.1)
 
 
-@pytest.mark.parametrize(("items", "alike"), [(59, True), (60, False)])
-def test_routes_that_begin_alike_learn_as_one_from_few_items(items: int, alike: bool) -> None:
-    """Three routes, of which the first two have one start and different optima."""
+def test_a_route_whose_held_out_loss_rises_keeps_its_coefficients() -> None:
+    """Three routes, each with its optimum; of the second the held-out items say otherwise."""
     optimum = np.array([1.0, 0.0, 0.0, 1.0, 0.25, 0.75])
-    descent = Descent(steps=80, batch=4, holdout=0.0, rate=0.05, warmup=0, route_pull=0.0)
+    descent = Descent(steps=80, batch=4, rate=0.05, warmup=0)
     descent.start(1, 3, 2, seed=0, routes=3)
-    course = descent.descend(np.array([[0.8, 0.2, 0.8, 0.2, 0.0, 1.0]]), [0], items)
-    found = finish(course, lambda wanted: slopes(wanted, lambda x: 2 * (x - optimum)))[0]
-    first, second, third = found.reshape(3, 2)
-    assert np.array_equal(first, second) == alike
-    np.testing.assert_allclose(first, [0.5, 0.5] if alike else [1.0, 0.0], atol=0.1)
-    np.testing.assert_allclose(third, [0.25, 0.75], atol=0.1)
+    routes = [0, 1, 2] * 20
+    course = bowl(optimum)
+    measure = course.measure
 
+    def measured(position: np.ndarray, items: Sequence[int], slope: bool = True) -> Loss:
+        found = measure(position, items, slope)
+        second = not slope and all(routes[item] == 1 for item in items)
+        return Loss(-found.loss, found.slope) if second else found
 
-@pytest.mark.parametrize(
-    ("routes", "starts", "items", "distance"),
-    [(2, 2, 39, 9.0), (2, 2, 40, 60.5), (10, 2, 30, 9.0), (10, 2, 50, 60.5), (10, 1, 9, 60.5)],
-)
-def test_different_routes_with_few_items_stay_near_their_start(
-    routes: int, starts: int, items: int, distance: float
-) -> None:
-    """A slope that never ends: each step is the rate, and with few items .1 of the way back.
-
-    After many steps the way back of 10 rates is a step; after it, 9 are left. Without it 80 steps
-    end, by the mean of the last half, 60.5 rates away. The rate is by the number of starts.
-    """
-    descent = Descent(steps=80, batch=4, holdout=0.0, rate=0.1, warmup=0)
-    descent.start(1, routes, 2, seed=0, routes=routes)
-    start = np.tile(np.eye(2)[:starts], (routes // starts, 1)).reshape(1, -1)
-    course = descent.descend(start, [0], items)
-    moved = start - finish(course, lambda wanted: slopes(wanted, np.ones_like))
-    np.testing.assert_allclose(moved, distance * 0.1 / np.sqrt(starts), rtol=0.02)
-
-
-def test_a_descent_that_does_not_raise_the_utility_ends() -> None:
-    """The loss of reference texts has its optimum elsewhere: the mutants' rates halve to rest."""
-    swarm = MemeticSwarm(particles=20, patience=100)
-    swarm.set_resources(SearchResources(gradients=True, positions=1000, black_box=True))
-    swarm.start(10, 0)
-    spent = []
-
-    def away(wanted: Sequence[LossRequest]) -> list[Any]:
-        spent[-1] += len(wanted)
-        return slopes(wanted, lambda x: 2 * (x - 3.0))
-
-    for _ in range(40):
-        spent.append(0)
-        finish(swarm.descend(80), away)
-        swarm.tell(np.where(swarm.evaluate, -((swarm.ask() - 0.1) ** 2).sum(axis=1), np.nan))
-        assert swarm.mutated.sum() <= 4 and swarm.moving.all()
-    assert spent[0] == 0 and spent[1] > 0 and spent[-1] == 0
-    rates = swarm.descent.rate_factor
-    assert (rates[swarm.personal_utilities > -np.inf] <= 1 / 16).all()
+    course.measure = measured  # type: ignore[method-assign]
+    start = np.array([0.8, 0.2, 0.5, 0.5, 0.0, 1.0])
+    found = descent.run(start, 0, routes, 80, course)
+    np.testing.assert_allclose(found, [1.0, 0.0, 0.5, 0.5, 0.25, 0.75], atol=0.1)
+    assert (found[2:4] == start[2:4]).all() and descent.rate_factor[0] == 1.0
 
 
 def test_a_huge_expert_counts_less_in_soups_and_steps() -> None:
@@ -149,8 +138,7 @@ def test_a_huge_expert_counts_less_in_soups_and_steps() -> None:
         swarm.set_resources(SearchResources(True, norms=known))
         swarm.start(4, seed=0, groups=2)
         slope = np.array([1.0, -2.0, 3.0, 4.0] * 2)
-        course = swarm.descent.descend(np.zeros((1, 8)), [0], 20)
-        reached = finish(course, lambda wanted: slopes(wanted, lambda x: slope))
+        reached = swarm.descent.run(np.zeros(8), 0, [0] * 20, 1, Course(lambda x: slope))
         return swarm.positions[4].reshape(2, 4), np.abs(reached.reshape(2, 4))
 
     soup, steps = moved(None)
@@ -182,23 +170,3 @@ def test_the_swarm_hardly_moves_along_a_huge_expert() -> None:
     plain, found = moves([1.0, 1.0, 1.0, 1.0]), moves([1.0, 40.0, 1.0, 1.0])
     assert found[:, 1].max() < 0.05 * plain[:, 1].max()
     assert found[:, [0, 2, 3]] == pytest.approx(plain[:, [0, 2, 3]], rel=0.5)
-
-
-def test_dropout_leaves_other_coefficients_out_in_each_step() -> None:
-    def positions(dropout: float) -> np.ndarray:
-        descent, found = Descent(dropout=dropout, steps=4, rate=1e-9, holdout=0), []
-        descent.start(1, 40, 5, seed=0)
-
-        def answer(wanted: Sequence[LossRequest]) -> list[Any]:
-            found.append(wanted[0].position)
-            return slopes(wanted, np.ones_like)
-
-        finish(descent.descend(np.ones((1, 200)), [0], 20), answer)
-        return np.array(found)
-
-    assert positions(0.0) == pytest.approx(np.ones((4, 200)))
-    found = positions(0.2)
-    left_out = found == 0
-    assert (found == positions(0.2)).all() and found[~left_out] == pytest.approx(1.25)
-    assert ((left_out.mean(axis=1) > 0.1) & (left_out.mean(axis=1) < 0.3)).all()
-    assert len(np.unique(left_out, axis=0)) == 4

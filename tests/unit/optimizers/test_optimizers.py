@@ -1,10 +1,11 @@
 """What every optimizer of conf/optimizer has to keep; what one promises itself is in CLAIMS."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from swarm.errors import UserError
-from swarm.optimizers.base import LossRequest, SearchResources
+from swarm.optimizers.base import GRADIENT_COST, EntropyRequest, SearchResources
 from swarm.runs.pareto_front import compute_hypervolume, find_non_dominated
 
 VARIANTS = sorted((Path(__file__).parent / "variants").glob("*.yaml"))
@@ -56,7 +57,7 @@ class Claims:
     """Another seed looks elsewhere, and each group for its own; else neither."""
 
 
-MUTATED = SearchResources(gradients=True, positions=1000, black_box=True)
+MUTATED = SearchResources(gradients=True, positions=1000)
 """A black box whose items have reference texts."""
 
 BAYES = Claims(near=0.05, budget=60, slow=True, seeds=1, quick=(("sampler", "tpe"),),
@@ -157,13 +158,13 @@ class Noisy:
     slope: np.ndarray
 
 
-def measured(wanted: LossRequest, objective: Objective) -> Noisy:
+def measured(x: np.ndarray, items: Sequence[int], objective: Objective) -> Noisy:
     """Minus the objective, by central differences, off by a little that its items decide."""
-    x, width = wanted.position, 1e-3
+    width = 1e-3
     objective = getattr(objective, "exact", objective)
     steps = width * np.eye(len(x))
     slope = (objective(x - steps) - objective(x + steps)) / (2 * width)
-    return Noisy(-float(objective(x[None])[0]), slope + noise(sum(wanted.items), len(x)))
+    return Noisy(-float(objective(x[None])[0]), slope + noise(sum(items), len(x)))
 
 
 @cache
@@ -174,18 +175,42 @@ def noise(seed: int, length: int) -> np.ndarray:
     return found
 
 
+@dataclass
+class Learner:
+    """What a worker is to `Descent.run`, on an objective; counts prompt-equivalents."""
+
+    objective: Objective
+    cost: int = 0
+
+    def measure(self, position: np.ndarray, items: Sequence[int], slope: bool = True) -> Noisy:
+        self.cost += len(items) * (GRADIENT_COST if slope else 1)
+        return measured(position, items, self.objective)
+
+    def step(self, factor: float, keep: bool) -> None:
+        pass
+
+    def settle(self) -> None:
+        pass
+
+
 def descend(optimizer: Any, objective: Objective, items: int = 80) -> int:
     """Answer what an optimizer wants of derivatives; gives the prompt-equivalents."""
     if optimizer.needs_gradients is None:
         return 0
-    descent, answers, cost = optimizer.descend(items), None, 0
+    descent, answers, learner = optimizer.descend(items), None, Learner(objective)
     while True:
         try:
             wanted = descent.send(answers)
         except StopIteration:
-            return cost
-        cost += sum(one.prompt_cost for one in wanted)
-        answers = [measured(one, objective) for one in wanted]
+            return learner.cost
+        answers = []
+        for one in wanted:
+            if isinstance(one, EntropyRequest):
+                answers.append(learner.measure(one.position, one.items))
+                continue
+            mine, routes = one.descent, [i % one.descent.routes for i in range(items)]
+            reached = mine.run(one.position, one.particle, routes, mine.steps, learner)
+            answers.append(SimpleNamespace(position=reached, descent=mine))
 
 
 def step(optimizer: Any, objective: Objective) -> np.ndarray:

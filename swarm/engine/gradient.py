@@ -203,7 +203,10 @@ class ExampleBatch:
                 shares = alone if size == 1 else mine.log_softmax(0)
                 loss = -(shares.exp() * shares).sum()
             elif example.values:
-                loss = minimum_risk_loss(mine, mine.new_tensor(example.values))
+                tokens = self.lengths[first : first + size]
+                loss = minimum_risk_loss(mine, mine.new_tensor(example.values)) / float(
+                    np.mean(tokens)
+                )
             elif size == 1:
                 loss = -mine[0] / (example.unit or self.lengths[first])
             else:
@@ -221,7 +224,8 @@ def minimum_risk_loss(logprobs: torch.Tensor, values: torch.Tensor) -> torch.Ten
     expected score, with the part of its baseline that the candidates cover. If they cover
     everything it is minimum risk training's ratio (Shen et al. 2016, arXiv 1512.02433); if they
     cover next to nothing it only raises the good ones, as pushing others down would push
-    probability to texts that nobody has scored.
+    probability to texts that nobody has scored. The loss of an example is this per token, by the
+    mean of its candidates, so that items with long answers do not outweigh all others.
 
     Args:
         logprobs: [T], the log probability of each candidate as a whole.

@@ -49,14 +49,16 @@ class CandidatePool:
     """
 
     def __init__(self, task: Task, items: Sequence[Item], gold: bool) -> None:
-        self._task, self._texts = task, [dict[str, float]() for _ in items]
+        self._task, self._items = task, items
+        self._texts = [dict[tuple[str, bool], float]() for _ in items]
         self._golds = task.gold_examples(items) if gold else None
 
     def add(self, scores: Iterable[tuple[int, Score]]) -> None:
         """Add answers by the number of their item; of an equal text the first score counts."""
         for number, score in scores:
             if score.text:
-                self._texts[number].setdefault(score.text, self._task.apply_scale(score).value)
+                part = self._task.scored_part(self._items[number], score.text)
+                self._texts[number].setdefault(part, self._task.apply_scale(score).value)
 
     def choose(self, limit: int) -> list[Sequence[Candidate]]:
         """Return at most `limit` candidates of each item; none where all have the same score.
@@ -66,13 +68,13 @@ class CandidatePool:
         return [self._choose(number, limit) for number in range(len(self._texts))]
 
     def _choose(self, number: int, limit: int) -> Sequence[Candidate]:
-        known, ends = dict(self._texts[number]), dict[str, bool]()
+        known = dict(self._texts[number])
         if self._golds and self._task.highest is not None:
             example, highest = self._golds[number], self._task.highest
             gold = example.choices[example.gold]
             # A right answer that begins like the gold one is that, as the model ends it.
-            if not any(text.startswith(gold) for text, v in known.items() if v == highest):
-                known[gold], ends[gold] = highest, example.final
+            if not any(text.startswith(gold) for (text, _), v in known.items() if v == highest):
+                known[gold, example.final] = highest
         low, high = min(known.values(), default=0.0), max(known.values(), default=0.0)
         if low == high:
             return []
@@ -80,7 +82,7 @@ class CandidatePool:
         best = sorted(latest, key=lambda pair: -pair[1])[: limit // 2]
         others = sorted((one for one in latest if one not in best), key=lambda pair: pair[1])
         chosen = [*best, *others[: limit - len(best)]]
-        return [Candidate(t, (value - low) / (high - low), ends.get(t)) for t, value in chosen]
+        return [Candidate(*part, (value - low) / (high - low)) for part, value in chosen]
 
 
 @dataclass

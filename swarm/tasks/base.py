@@ -36,12 +36,17 @@ class Score:
 
 
 class Candidate(NamedTuple):
-    """An answer text to an item, and its score, scaled from 0, the item's worst, to 1."""
+    """A scored answer to an item.
+
+    Attributes:
+        text: As the model generated it.
+        ends: Whether the text has to end after it.
+        value: Its score, scaled from 0, the item's worst, to 1, the best.
+    """
 
     text: str
+    ends: bool
     value: float
-    ends: bool | None = None
-    """Whether the model has to end after it; `None`: unless `Request.stop_check` ended it."""
 
 
 TaskRun = Generator[list[Request], list[Completion], list[Score]]
@@ -163,17 +168,20 @@ class Task(Setup, ABC):
             return None
         return f"task {self.name} has no single text as the answer to an item"
 
+    def scored_part(self, item: Item, text: str) -> tuple[str, bool]:
+        """Return the part of a generated text that its score depends on, and whether it ends there.
+
+        A text that `Request.stop_check` did not end is one that the model has ended.
+        """
+        check = first_round(self, [item])[0].stop_check
+        return text, check is None or not check(text)
+
     def scored_example(self, item: Item, candidates: Sequence[Candidate]) -> Example:
-        """Return an item's prompt with scored answers, each as the model generated it."""
+        """Return an item's prompt with scored answers."""
         (request,) = first_round(self, [item])
-        check = request.stop_check or (lambda text: False)
-        return Example(
-            request.prompt,
-            tuple(one.text for one in candidates),
-            values=tuple(one.value for one in candidates),
-            ends=tuple(not check(one.text) if one.ends is None else one.ends for one in candidates),
-            limit=request.token_limit,
-        )
+        texts, ends, values = zip(*candidates, strict=True)
+        limit = request.token_limit
+        return Example(request.prompt, texts, values=values, ends=ends, limit=limit)
 
     def calibrate(self, scores: Sequence[Score]) -> Mapping[str, Any] | None:
         """Set the scale of the values from the dev scores of all experts, and return it.

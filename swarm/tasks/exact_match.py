@@ -67,9 +67,13 @@ class ExactMatch(QuestionTask):
             stop = parsing.is_line_final if self.parser in LINE_PARSERS else None
         return Request(self.format_prompt(text), self.max_new_tokens, stop_check=stop)
 
+    @property
+    def line_answers(self) -> bool:  # type: ignore[override]
+        return self.parser in LINE_PARSERS
+
     def gold_examples(self, items: Sequence[Item]) -> list[Example]:
         """See `Task.gold_examples`; with `LINE_PARSERS` the answer ends the text."""
-        return [replace(e, final=self.parser in LINE_PARSERS) for e in super().gold_examples(items)]
+        return [replace(e, final=self.line_answers) for e in super().gold_examples(items)]
 
     def read_answer(self, item: Item, completion: Completion) -> str | None:
         if self.parser == "original":

@@ -56,6 +56,8 @@ class QuestionTask(DataTask):
     signal: Signal = "accuracy"  # type: ignore[assignment]
 
     gold_error = None
+    line_answers = False
+    """Whether an answer is a complete line, so that what follows it counts."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -111,6 +113,15 @@ class QuestionTask(DataTask):
         """Score a completion by its answer: 1 or 0."""
         answer = self.read_answer(item, completion)
         return Score(self.grade(item, answer), answer, completion.text)
+
+    def scored_part(self, item: Item, text: str) -> tuple[str, bool]:
+        """See `Task.scored_part`: up to the end of the answer, which is one whatever follows."""
+        answer = self.read_answer(item, Completion(text))
+        if answer is None or self.line_answers:
+            return super().scored_part(item, text)
+        while text and self.read_answer(item, Completion(text[:-1])) == answer:
+            text = text[:-1]
+        return text, False
 
     def gold_text(self, item: Item) -> str:
         """Return the gold answer as the text that is scored."""

@@ -3,7 +3,7 @@
 import json
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ import searches
 import tiny
 import torch
 from safetensors.torch import load_file, save_file
-from test_descent import finish
 
 from swarm.engine import gradient
 from swarm.engine.base_model import BaseModel
@@ -47,6 +46,16 @@ def opened(base: Path, folder: Path, **how: Any) -> tuple[HFEngine, Pool]:
     engine = HFEngine()
     engine.open(BaseModel(str(base)), pool, "cpu")
     return engine, pool
+
+
+def finish(course: Generator[Any, Any, Any], answer: Callable[[Any], Any]) -> Any:
+    """Answer what a generator yields to its end; return its value."""
+    try:
+        wanted = next(course)
+        while True:
+            wanted = course.send(answer(wanted))
+    except StopIteration as end:
+        return end.value
 
 
 def drawn(pool: Pool, seed: int = 0) -> np.ndarray:

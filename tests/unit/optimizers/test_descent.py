@@ -89,9 +89,7 @@ def test_where_the_held_out_loss_does_not_fall_a_particle_halves_its_rate_and_th
     assert descent.rests(0)
 
 
-def test_a_learned_adapter_follows_warm_up_and_halving_and_ends_with_the_mean_of_the_last_half() -> (
-    None
-):
+def test_a_learned_adapter_follows_the_rate_and_ends_with_the_mean_of_the_last_half() -> None:
     descent, course = Descent(steps=4, warmup=3, holdout=0.0), bowl(np.eye(4)[0])
     descent.start(1, 1, 4, seed=0)
     descent.rate_factor[0] = 0.5

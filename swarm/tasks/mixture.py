@@ -65,6 +65,7 @@ class Mixture(Task):
         parts = self.tasks.values()
         self.votes = all(task.votes for task in parts)
         self.needs_setup = any(task.needs_setup for task in parts)
+        self.black_box = any(task.black_box for task in parts)
         self.rounds = max(task.rounds for task in parts)
         self.constants = tuple(dict.fromkeys(one for task in parts for one in task.constants))
         signals = {name: task.signal for name, task in self.tasks.items() if task.signal}

@@ -90,13 +90,14 @@ class Engine:
             adapters.
         learned: Files of the learned adapters of positions, by position; a position that is not in
             it has none. Set before positions are answered.
+        exchanges: Whether `set_pool` is implemented.
         devices: Number of GPUs of one engine.
         first_devices: Whether it uses the first GPUs visible to its process, not a named one.
     """
 
     context = math.inf
     embeds = False
-    differentiable = False
+    differentiable = exchanges = False
     learned: Mapping[tuple[float, ...], str] = {}
     devices = 1
     first_devices = False
@@ -116,6 +117,14 @@ class Engine:
         Raises:
             UserError: The pool does not fit the base, or the device is out of memory.
         """
+
+    def set_pool(self, pool: ExpertPool) -> None:
+        """Exchange the experts of the open engine; the base stays loaded.
+
+        Raises:
+            UserError: The pool does not fit the base, or a weight is not finite.
+        """
+        raise NotImplementedError
 
     def close(self) -> None:
         """Release what `open` acquired besides memory; the engine may be opened again."""

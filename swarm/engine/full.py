@@ -376,7 +376,7 @@ class FullWeightsEngine(HFEngine):
         max_tokens: See `swarm.engine.hf.HFEngine`.
     """
 
-    embeds = differentiable = fixed_weights = False
+    embeds = differentiable = exchanges = fixed_weights = False
 
     def __init__(self, max_tokens: int | None = None) -> None:
         super().__init__("merged", max_tokens)

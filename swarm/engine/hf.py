@@ -73,7 +73,7 @@ class HFEngine(Engine):
     """
 
     embeds = True
-    differentiable = True
+    differentiable = exchanges = True
 
     fixed_weights = True
     """Whether the weights of the base remain as loaded."""
@@ -111,9 +111,15 @@ class HFEngine(Engine):
 
     def open(self, base: BaseModel, pool: ExpertPool, device: str) -> None:
         """See `swarm.engine.base.Engine`."""
+        self.load_base(base, device)
+        self.set_pool(pool)
+
+    def set_pool(self, pool: ExpertPool) -> None:
+        """See `swarm.engine.base.Engine`."""
         pool = as_pool(pool, Pool, "hf")
         self._learns = pool.new_adapter is not None
-        self.load_base(base, device)
+        if self._mixer is not None:
+            self.set_adapters({})  # the experts held go before others come
         self.set_adapters({name: pool.expert_factors(name) for name in pool.modules}, pool.folder)
 
     def load_base(self, base: BaseModel, device: str) -> None:

@@ -264,7 +264,7 @@ class TokenEnsembleEngine(HFEngine):
         max_tokens: See `swarm.engine.hf.HFEngine`; of a batch of one model.
     """
 
-    embeds = differentiable = False
+    embeds = differentiable = exchanges = False
 
     def __init__(self, max_tokens: int | None = None) -> None:
         # A mixed model runs all positions at once, as a stacked one does.

@@ -48,8 +48,9 @@ class InlineExecutor(Executor):
     def map(self, jobs: Iterable[Job]) -> Iterator[JobResult]:
         """See `swarm.executors.Executor`."""
         assert self._worker is not None, "the executor is not open"
-        self._worker.open(f"cuda:{self._gpus[0]}" if self._gpus else "cpu")
+        device = f"cuda:{self._gpus[0]}" if self._gpus else "cpu"
         for job in jobs:
+            self._worker.open(device, job.experts)
             try:
                 result = self._worker.run(job)
             except UserError:

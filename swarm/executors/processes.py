@@ -153,7 +153,7 @@ def run_worker_process(
 def answer_job(worker: Worker, job: Job, device: str) -> JobResult | str:
     """Return a job's result, or the error: one line for the user, then the traceback."""
     try:
-        worker.open(device)
+        worker.open(device, job.experts)
         return worker.run(job)
     except UserError as error:
         return str(error.args[0])

@@ -103,9 +103,10 @@ class Executor:
 EMBED_SPLITS = {"embed": "dev", "embed_test": "test"}
 """Splits of a job for hidden states of items' prompts instead of scores, and their data split."""
 
-ENTROPY, DESCENT, SAMPLE = "entropy", "descent", "sample"
+ENTROPY, LOSS, DESCENT, SAMPLE = "entropy", "loss", "descent", "sample"
 """Splits of a job on dev items with another result than scores of greedy answers: the entropy of
-answers with its derivative, gradient steps, and scored texts drawn at temperature 1."""
+answers with its derivative, the loss of gold answers, gradient steps, and scored texts drawn at
+temperature 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +117,13 @@ class Job:
         number: Its index in the list of jobs of one `map`.
         positions: P vectors of K mixing coefficients.
         split: "dev", scored by the task's signal; "test", and "judged", the items of dev, scored by
-            the task's metric (see `resolve_split`); ENTROPY, DESCENT, SAMPLE, at a single position;
-            those of EMBED_SPLITS, without any.
+            the task's metric (see `resolve_split`); ENTROPY, LOSS, DESCENT, SAMPLE, at a single
+            position; those of EMBED_SPLITS, without any.
         items: Indices in the split; a text is drawn for each occurrence in SAMPLE.
         names: Names of the positions in errors; optional.
         learned: The file of each position's learned adapter, or ""; empty if none has one.
         seed: Of the texts of SAMPLE, and of a new adapter.
+        experts: Names of the experts that the positions mix; empty is the whole pool.
     """
 
     number: int
@@ -131,6 +133,7 @@ class Job:
     names: tuple[str, ...] = ()
     learned: tuple[str, ...] = ()
     seed: int = 0
+    experts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +210,7 @@ def resolve_split(task: Task, split: str) -> tuple[Task, Sequence[Item]]:
 
 def data_split(split: str) -> str:
     """Return the data split ("dev", "test") of a job's split."""
-    if split in ("judged", ENTROPY, DESCENT, SAMPLE):
+    if split in ("judged", ENTROPY, LOSS, DESCENT, SAMPLE):
         return "dev"
     return EMBED_SPLITS.get(split, split)
 
@@ -242,14 +245,21 @@ class Worker:
     def __init__(self, base: BaseModel, pool: ExpertPool, task: Task, engine: Engine) -> None:
         self.base, self.pool, self.task, self.engine = base, pool, task, engine
         self.device: str | None = None
+        self._experts: tuple[str, ...] = ()
 
-    def open(self, device: str) -> None:
-        """Load everything on `device`, once."""
+    def open(self, device: str, experts: tuple[str, ...] = ()) -> None:
+        """Load base and task on `device`, once, and the experts of a job unless they are held."""
+        if self.device is not None and experts == self._experts:
+            return
+        # A pool is pickled closed; opening it again reads a few headers.
+        pool = self.pool.subset(experts) if experts else self.pool
         if self.device is None:
-            # A pool is pickled closed; opening it again reads a few headers.
-            self.engine.open(self.base, self.pool.open(self.base), device)
+            self.engine.open(self.base, pool.open(self.base), device)
             self.task.open(device)
             self.device = device
+        else:
+            self.engine.set_pool(pool.open(self.base))
+        self._experts = experts
 
     def close(self) -> None:
         """Release what `open` acquired."""
@@ -275,10 +285,11 @@ class Worker:
                 ended = learner.descend()
                 cost = learner.losses + learner.gradients
                 return JobResult(job.number, [], cost, 0, descended=ended)
-            if job.split == ENTROPY:
+            if job.split in (ENTROPY, LOSS):
+                unlabelled = job.split == ENTROPY
                 golds = task.gold_examples(items)
-                examples = [replace(example, unlabelled=True) for example in golds]
-                found = self.engine.compute_gradient(positions, examples)
+                examples = [replace(example, unlabelled=unlabelled) for example in golds]
+                found = self.engine.compute_gradient(positions, examples, slope=unlabelled)
                 return JobResult(job.number, [], len(items), 0, found)
             files = zip(job.positions, job.learned, strict=bool(job.learned))
             self.engine.learned = dict(files)
@@ -289,7 +300,7 @@ class Worker:
             names = dict(enumerate(job.names))
             raise UserError(f"{names.get(error.position) or 'a position'}: {error}") from None
         except Exception as error:
-            scored = job.split not in (ENTROPY, DESCENT, *EMBED_SPLITS)
+            scored = job.split not in (ENTROPY, LOSS, DESCENT, *EMBED_SPLITS)
             if not isinstance(error, UserError) and scored:
                 item = self._find_failing_item(task, positions[[meter.position]], items)
                 if item is not None:

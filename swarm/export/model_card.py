@@ -21,6 +21,7 @@ from swarm.runs.verdict import (
     format_gain,
     format_measured,
     list_caveats,
+    list_controls,
     state_verdict,
 )
 
@@ -167,6 +168,7 @@ def describe_numbers(verdict: Verdict, folder: Path | None = None) -> list[str]:
         " ".join(compared),
         # The card has a more detailed note on a truncated adapter.
         *list_caveats(replace(verdict, reconstruction_error=0.0)),
+        *(list_controls(verdict, folder) if folder else []),
     ]
 
 

@@ -50,6 +50,7 @@ from swarm.runs.folder import CHECKSUMS_FILE, Record, RunFolder
 from swarm.runs.verdict import (
     EXPERT,
     FOUND,
+    FRESH_LABEL,
     Compared,
     HeldOut,
     Verdict,
@@ -76,9 +77,6 @@ TRAINING = "training"
 """Folder of the checkpoints, until training has ended."""
 
 ANSWERS = "answers.json.gz"
-
-FRESH_LABEL = "the base"
-"""Label of a fresh LoRA as the start."""
 
 UNTESTED_REASON = "that run has no test"
 """Reason why a search is not compared with, until it has been tested."""

@@ -197,12 +197,12 @@ class Descents:
                 (f"particle {one.particle} in the descent of iteration {number}",),
                 tuple(self._files_of(one.position)),
                 self.seed,
-                one.descent,
-                one.particle,
-                steps,
-                tuple(r if t else None for r, t in zip(self.routes(), teaches, strict=True)),
-                tuple(chosen),
-                self.pool.new_adapter,  # type: ignore[arg-type]
+                descent=one.descent,
+                particle=one.particle,
+                steps=steps,
+                routes=tuple(r if t else None for r, t in zip(self.routes(), teaches, strict=True)),
+                candidates=tuple(chosen),
+                rank=self.pool.new_adapter,  # type: ignore[arg-type]
             )
             for i, one in enumerate(wanted)
         ]

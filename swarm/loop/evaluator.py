@@ -3,7 +3,7 @@
 No position is scored twice: known scores are read from the record or from the shared cache.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -91,6 +91,7 @@ class Evaluator:
     Attributes:
         cache: That cache; `None` if there is none.
         shared: Number of prompts that the cache has saved so far.
+        experts: Names of the experts in all jobs; empty is the workers' whole pool.
         names: Names of positions in error messages.
         learned: Files of the learned adapters of positions.
         on_job: Called with the result of each finished job.
@@ -102,6 +103,7 @@ class Evaluator:
         self._task, self._executor, self._cut = task, executor, cut
         self.cache = None if shared is None else ScoreCache(shared)
         self.shared = 0
+        self.experts: tuple[str, ...] = ()
         self.names: Mapping[PositionTuple, str] = {}
         self.learned: dict[PositionTuple, str] = {}
         self.on_job: Callable[[JobResult], None] = lambda result: None
@@ -162,7 +164,7 @@ class Evaluator:
         jobs: list[Job] = []
         for indices, asked in new.items():
             jobs += self._cut.split_jobs(asked, split, indices, names, self.learned, len(jobs))
-        for result in self._executor.map(jobs) if jobs else ():
+        for result in self._run_jobs(jobs):
             job = jobs[result.number]
             for part, scores in zip(job.positions, result.scores, strict=True):
                 found.setdefault(part, {}).update(zip(job.items, scores, strict=True))
@@ -190,12 +192,16 @@ class Evaluator:
         name = next(one for one, data in EMBED_SPLITS.items() if data == split)
         jobs = self._cut.split_jobs([()], name, items)
         found: dict[int, Mapping[int, np.ndarray]] = {}
-        for result in self._executor.map(jobs):
+        for result in self._run_jobs(jobs):
             assert result.states is not None
             found[result.number] = result.states
             self.on_job(result)
         parts = [found[number] for number in range(len(jobs))]
         return {layer: np.concatenate([one[layer] for one in parts]) for layer in parts[0]}
+
+    def _run_jobs(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
+        named = [replace(job, experts=self.experts) for job in jobs]
+        return self._executor.map(named) if jobs else iter(())
 
     def _split_jobs(
         self, positions: Sequence[PositionTuple], split: str, items: Sequence[int]
@@ -211,7 +217,7 @@ class Evaluator:
             for job in self._split_jobs([tuple(position)], "dev", items)
         ]
         found = {}
-        for result in self._executor.map(jobs):
+        for result in self._run_jobs(jobs):
             found[result.number] = result.scores[0]
             self.on_job(result)
         return [self._task.apply_scale(one) for number in sorted(found) for one in found[number]]
@@ -238,7 +244,7 @@ class Evaluator:
             for number, one in enumerate(wanted)
         ]
         found = {}
-        for result in self._executor.map(jobs):
+        for result in self._run_jobs(jobs):
             assert result.gradient is not None
             found[result.number] = result.gradient
             self.on_job(result)
@@ -247,7 +253,7 @@ class Evaluator:
     def descend(self, jobs: Sequence[DescentJob]) -> list[Descended]:
         """Run descents, one worker each."""
         found = {}
-        for result in self._executor.map(jobs):
+        for result in self._run_jobs(jobs):
             assert result.descended is not None
             found[result.number] = result.descended
             self.on_job(result)

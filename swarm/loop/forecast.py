@@ -40,6 +40,7 @@ def describe_plan(run: Run, config: Mapping[str, Any]) -> str:
     folder, begun = run.model.on_disk(), "new"
     if folder:
         here = replace(run.model, path=str(folder))
+        run.load_selection(config, here)
         begun = _describe_progress(run, config, here)
         run.pool.check()
         run.fit_items_to_context(run.engine.check(here, run.pool))
@@ -68,10 +69,19 @@ def describe_plan(run: Run, config: Mapping[str, Any]) -> str:
         "gradients": f"before an iteration: {describe_descent(descent)}" if descent else "",
         "memory": _describe_memory(run, config, folder),
     }
+    selection, to_choose = run.selection, 0
+    if selection and "chosen" not in run.selected:
+        to_choose = selection.prompts
+        lines["pool"] = (
+            f"{selection.most} of {len(selection.names)} adapters, chosen at the start by dev "
+            f"{selection.measure_name}: {format_amount(to_choose)} prompts beside the budget, "
+            f"{len(selection.items)} of {items} dev items for each"
+        )
     head = (
         f"dry run: at most {format_amount(spent)} prompts on dev"
         f"{' (a gradient counts as three)' * bool(descent)}, {format_amount(final)} items after "
-        f"the search; {_describe_time(run, config, spent + final)}. Nothing is started or written."
+        f"the search; {_describe_time(run, config, spent + final + to_choose)}. Nothing is started "
+        "or written."
     )
     return "\n".join([head, *(f"{name:9} {words}" for name, words in lines.items() if words)])
 

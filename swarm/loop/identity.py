@@ -10,7 +10,7 @@ from swarm._util.secrets import identity_values
 from swarm._version import __version__
 from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
-from swarm.pool.pool import ExpertPool
+from swarm.pool.pool import ExpertPool, Pool
 from swarm.tasks.base import Task
 
 
@@ -62,11 +62,27 @@ def search_identity(
         pool: An open pool.
     """
     return {
+        **_common_identity(config, seed, task, model),
+        "experts": ", ".join(pool.names),
+        "pool weights": pool.fingerprint(),
+    }
+
+
+def selection_identity(
+    config: Mapping[str, Any], seed: int, task: Task, model: BaseModel, pool: Pool
+) -> dict[str, Any]:
+    """Return what a selection among the experts of an open pool depends on; reads no weights."""
+    found = _common_identity(config, seed, task, model)
+    return identity_values({**found, "experts to choose from": pool.describe_files()})
+
+
+def _common_identity(
+    config: Mapping[str, Any], seed: int, task: Task, model: BaseModel
+) -> dict[str, Any]:
+    return {
         **identity_settings(config),
         "seed": seed,
         "task items": digest_items(task, "dev"),
-        "experts": ", ".join(pool.names),
-        "pool weights": pool.fingerprint(),
         "base weights": model.fingerprint(),
         **task_source_digests(task),
     }

@@ -49,10 +49,12 @@ from swarm.loop.identity import (
     digest_items,
     engine_versions,
     search_identity,
+    selection_identity,
     shared_score_context,
 )
 from swarm.loop.limits import Budget, TimeLimit
 from swarm.loop.racing import RaceResult, Racing
+from swarm.loop.selection import Selection, spaced_items
 from swarm.loop.terminal import Progress, SearchView, buffer_log, flush_log_to
 from swarm.optimizers.base import DescentPlan, Optimizer, SearchResources
 from swarm.optimizers.static_merges import count_static_merges
@@ -67,7 +69,7 @@ from swarm.runs.pareto_front import (
     describe_front,
     objectives_to_lists,
 )
-from swarm.runs.verdict import CONTROL, Verdict, read_verdict
+from swarm.runs.verdict import CONTROL, Verdict, describe_selection, read_verdict
 from swarm.tasks.base import Score, Task, first_prompts, prompt_form
 from swarm.tasks.metrics import item_domain
 from swarm.trackers import Tracker
@@ -170,6 +172,8 @@ class Run:
         self._kinds: dict[str, np.ndarray] = {}  # of all items of a split, by split
         self._surveyed: dict[tuple[float, ...], dict[int, Score]] = {}
         self._embedded = 0  # prompts
+        self._candidates: Pool | None = None  # the pool before `_select_experts`
+        self.selected: dict[str, Any] = {}
         self._derive_at = 0.0
         self._tested: Counter[str] = Counter()
 
@@ -387,16 +391,19 @@ class Run:
         held, record, pool = buffer_log(), self.record, self.pool
         self.check_inputs()
         self.tracker.check()
-        pool.check()
         self.fit_items_to_context(self.engine.check(self.model, pool))
+        self._select_experts(config)
+        pool.check()
         identity = search_identity(config, self.settings.seed, self.task, self.model, pool)
-        self.executor.open(Worker(self.model, pool, self.task, self.engine))
+        if not self._evaluator.experts:  # else the workers hold the base already
+            self.executor.open(Worker(self.model, pool, self.task, self.engine))
         if self._evaluator.cache:
             context = shared_score_context(identity, config, self.task, self.settings.test)
             self._evaluator.cache.set_context(context)
         record.load_state(identity)  # a folder with another search is not even locked
         self.view.acquire_lock()
-        resumed = record.open_or_resume(identity, pool.names, pool.groups, pool.expert_count)
+        names = pool.names, pool.groups, pool.expert_count
+        resumed = record.open_or_resume(identity, *names, self.selected)
         if self.limit.was_raised(record.state):
             record.reopen()
         record.note = {"prompt_form": prompt_form(self.task)}
@@ -481,6 +488,11 @@ class Run:
         )
         pool.divide(signal is not None and optimizer.needs_gradients is not None)
         pool.open(self.model)
+        if isinstance(pool, Pool) and pool.most is not None and pool.expert_count > pool.most:
+            # The first ones stand for those that `_select_experts` chooses.
+            self._candidates = pool.subset(pool.names[: pool.expert_count]).open(self.model)
+            pool.experts = pool.names[: pool.most]
+            pool.open(self.model)
         self.budget.check_experts_fit(len(pool.names), items)
         self.optimizer = optimizer = optimizer.choose(len(pool.names) * len(pool.groups))
         optimizer.start(len(pool.names), self.settings.seed, len(pool.groups))
@@ -499,6 +511,64 @@ class Run:
                 self.settings.seed,
             )
         self.notes = self._describe_optimizer(missing)
+
+    # Large pools
+
+    @property
+    def selection(self) -> Selection | None:
+        """The choice of the experts among the pool's adapters; `None` if it has not too many."""
+        if self._candidates is None or self.pool.most is None:
+            return None
+        has_gold = self.task.gold_error is None and self.optimizer.signal != "scores"
+        by_loss = has_gold and self.engine.differentiable
+        return Selection(self._candidates, self.pool.most, spaced_items(self.searched), by_loss)
+
+    def load_selection(self, config: Mapping[str, Any], model: BaseModel) -> dict[str, Any]:
+        """Mix the experts that were chosen in the record, if they were; return what it knows.
+
+        Raises:
+            UserError: The folder contains another search.
+        """
+        if (selection := self.selection) is None:
+            return {}
+        task, seed = self.task, self.settings.seed
+        identity = selection_identity(config, seed, task, model, selection.pool)
+        known = {**self.record.load_selection(identity), "identity": identity}
+        if "chosen" in known:
+            self._adopt_experts(known)
+        return known
+
+    def _adopt_experts(self, known: dict[str, Any]) -> None:
+        self.selected, self.pool.experts = known, known["chosen"]
+        self.check_inputs()
+
+    def _select_experts(self, config: Mapping[str, Any]) -> None:
+        """Cut a pool of too many adapters to the best by dev loss, with one in memory at a time."""
+        known, selection = self.load_selection(config, self.model), self.selection
+        if selection is None:
+            return
+        if "chosen" not in known:
+            count = len(selection.names)
+            if not self.engine.exchanges:
+                raise UserError(
+                    f"pool.most={selection.most}: this engine cannot load the {count} adapters of "
+                    "the pool one by one to choose among them; use engine=hf, name fewer in "
+                    "pool.experts, or set pool.most=null"
+                )
+            self.engine.check(self.model, selection.pool)
+            self.view.acquire_lock()
+            values = self.record.begin_selection(known["identity"])
+            left = [name for name in selection.names if name not in values]
+            line = f"choosing {selection.most} of {count} adapters on {len(selection.items)} items"
+            self.view.start("selection", line, line, len(left) * len(selection.items))
+            self.executor.open(Worker(self.model, selection.pool, self.task, self.engine))
+            for name, value, result in selection.measure(left, self.executor):
+                values[name] = value
+                self.record.save_selected(name, value)
+                self.view.show_job(result)
+            self._adopt_experts({**known, **selection.choose(values)})
+            self._evaluator.experts = tuple(self.selected["chosen"])
+        self.notes.insert(0, describe_selection(self.selected))
 
     # Kinds of prompts
 
@@ -736,7 +806,7 @@ class Run:
         """Return a function that scores as the search does, without cache, in other batches."""
         other = Batching(1, (self.job.items or len(self.searched)) // 2 + 1)
         evaluator = Evaluator(self.task, self.executor, other)
-        evaluator.on_job = self.view.show_job
+        evaluator.on_job, evaluator.experts = self.view.show_job, self._evaluator.experts
         if self.pool.router:
             evaluator.set_kinds(self._kinds_of, self.pool.routes)
         return evaluator.score_positions

@@ -25,7 +25,13 @@ from swarm.executors import JobResult
 from swarm.merging.positions import describe_by_route, describe_position
 from swarm.runs.folder import RunRecord
 from swarm.runs.lock import RunLock
-from swarm.runs.verdict import Verdict, list_caveats, result_table, state_verdict
+from swarm.runs.verdict import (
+    Verdict,
+    list_caveats,
+    list_controls,
+    result_table,
+    state_verdict,
+)
 from swarm.trackers import SearchTracker, Tracker
 
 log = logging.getLogger(__name__)
@@ -356,7 +362,7 @@ class SearchView:
         Raises:
             UserError: Another process holds the lock, or it cannot be written.
         """
-        self._lock = RunLock(self.record.folder, self.progress.status)
+        self._lock = self._lock or RunLock(self.record.folder, self.progress.status)
 
     def close(self) -> None:
         """Release the lock."""
@@ -446,6 +452,8 @@ class SearchView:
                 f", {counts['gradients_computed']} gradients at 3 prompts each, "
                 f"{counts['losses_computed']} losses at 1, in all {counts['prompt_equivalents']}"
             )
+        if selection := self.record.state.get("selection"):
+            cost += f", besides {pluralize(selection['prompts'], 'prompt')} to choose the experts"
         # Answers from other searches are counted.
         free = {k: n for k, n in self.progress.saved.items() if k != "from other searches"}
         saved = f"; not counted: {words}" if (words := _format_saved(free)) else ""
@@ -520,7 +528,9 @@ def print_verdict(
         view.print_line(
             f"scoring took {', '.join(sums)} (new texts + repeated texts, which are cached)"
         )
-    for line in (*list_caveats(verdict), *position_lines(verdict, experts, groups)):
+    controls = list_controls(verdict, folder) if folder else []
+    lines = [*list_caveats(verdict), *controls]
+    for line in (*lines, *position_lines(verdict, experts, groups)):
         view.print_line(line)
 
 

@@ -75,12 +75,12 @@ def find_adapters(folder: Path) -> dict[str, str]:
     return found
 
 
-def find_experts(folder: Path, experts: Sequence[str] | None) -> list[str]:
+def find_experts(folder: Path, experts: Sequence[str] | None, least: int = 2) -> list[str]:
     """Return the names of the experts' folders: the requested ones, else all with an adapter.
 
     Raises:
         UserError: The folder does not exist, an expert is missing or incomplete, or there are
-            fewer than two.
+            fewer than `least`.
     """
     found = find_adapters(folder)
     chosen = list(found if experts is None else experts)
@@ -97,7 +97,7 @@ def find_experts(folder: Path, experts: Sequence[str] | None) -> list[str]:
                 f"pool.folder: {str(folder / name)!r} {found[name]}; fix or remove it, or list the "
                 "others in pool.experts"
             )
-    if len(chosen) < 2:
+    if len(chosen) < least:
         raise UserError(
             f"pool.experts: a pool needs at least two experts; {folder} contains {len(found)} with "
             f"an {CONFIG_FILE}: {', '.join(found) or 'none'}"

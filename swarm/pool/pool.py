@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from swarm._util.files import find_path
+from swarm._util.files import find_path, short_digest
 from swarm._util.settings import Count, Positive, Text, checked
 from swarm.errors import UserError
 from swarm.merging import lora_math
@@ -80,6 +80,8 @@ class ExpertPool:
         control: "random" if each expert is replaced by a random twin; else `None`.
         new_adapter: Rank of the adapter that is learned beside the experts; `None` for none.
         learned: Files of learned adapters by position [G * K], of one route.
+        experts: Names of those of the folder that are mixed; `None` is all.
+        most: Number of experts to which a search cuts a larger pool; `None` is no limit.
     """
 
     names: list[str]
@@ -92,6 +94,8 @@ class ExpertPool:
     control: Literal["random"] | None = None
     new_adapter: int | str | None = None
     learned: Mapping[tuple[float, ...], str] = {}
+    experts: list[str] | None = None
+    most: int | None = None
 
     @property
     def routes(self) -> int:
@@ -121,6 +125,10 @@ class ExpertPool:
         Raises:
             UserError: Something is missing or inconsistent.
         """
+        raise NotImplementedError
+
+    def subset(self, experts: Sequence[str]) -> "ExpertPool":
+        """Return a closed pool of some of the experts."""
         raise NotImplementedError
 
     def check(self) -> None:
@@ -188,6 +196,7 @@ class Pool(ExpertPool):
         control: Literal["random"] | None = None,
         control_seed: Count = 0,
         new_adapter: Positive | Literal["auto"] | None = None,
+        most: Positive | None = 30,
     ) -> None:
         if export_rank is not None and space != "delta":
             raise UserError(
@@ -197,6 +206,10 @@ class Pool(ExpertPool):
         if new_adapter is not None and space != "delta":
             raise UserError(f"""pool.new_adapter={new_adapter} needs pool.space=delta, in which it
                 is one more term of the sum; use null with pool.space={space}""")
+        if most == 1:
+            raise UserError(
+                "pool.most=1: a pool needs at least two experts; use 2 or more, or null"
+            )
         if len(set(recipes)) < len(recipes):
             raise UserError(f"pool.recipes={list(recipes)}: names one more than once")
         self.folder = find_path(folder)
@@ -206,7 +219,8 @@ class Pool(ExpertPool):
         self.new_adapter = self._given_adapter = new_adapter
         self._base_check, self._elites, self._elite_count = base, elites, elite_count
         self._extra = ExtraRows(base_row, list(recipes), density, sparse_rows)
-        self.control, self._control_seed = control, control_seed
+        self.control, self._control_seed, self.most = control, control_seed, most
+        self._least = 2
         self.router = read_router(routes) if isinstance(routes, Mapping) else None
         self.wanted_routes = 1 if isinstance(routes, Mapping) else routes
         self.names: list[str] = []
@@ -232,6 +246,7 @@ class Pool(ExpertPool):
             "elite_count": self._elite_count,
             "control": self.control,
             "control_seed": self._control_seed,
+            "most": self.most,
             **({"base": "ignore"} if self._base_check == "ignore" else {}),
             **({"routes": self.router.to_dict()} if self.router else {}),
             **({"new_adapter": self.new_adapter} if self.new_adapter else {}),
@@ -255,9 +270,20 @@ class Pool(ExpertPool):
 
     @property
     def resolved_settings(self) -> dict[str, Any]:
-        """Values of pool.groups, routes (1, or the router's) and new_adapter in effect."""
+        """Values in effect of pool.experts, groups, routes (1, or the router's) and new_adapter."""
         routes = self.router.to_dict() if self.router else 1
-        return {"groups": self.division, "routes": routes, "new_adapter": self.new_adapter}
+        found = {"experts": self.experts, "groups": self.division, "routes": routes}
+        return {**found, "new_adapter": self.new_adapter}
+
+    def subset(self, experts: Sequence[str]) -> "Pool":
+        """Return a closed pool of some experts of the folder; one alone is the pool's only row."""
+        settings = {**self.settings, "experts": list(experts)}
+        if len(experts) == 1:
+            settings |= {"groups": "global", "base_row": False, "elites": None}
+            settings |= {"recipes": (), "sparse_rows": None, "routes": 1, "new_adapter": None}
+        found = Pool(**settings)
+        found._least = min(2, len(experts))
+        return found
 
     @property
     def size(self) -> int:
@@ -272,7 +298,7 @@ class Pool(ExpertPool):
         belong to, or its name; see `swarm.pool.discovery.check_base_models`. Raises UserError,
         naming the folder, for an expert that cannot be combined with the others.
         """
-        names = find_experts(self.folder, self.experts)
+        names = find_experts(self.folder, self.experts, self._least)
         experts = [read_adapter(self.folder / name) for name in names]
         elites: list[Adapter] = []
         if self._elites:
@@ -476,6 +502,11 @@ class Pool(ExpertPool):
             note["reconstruction_error"] = max(errors, key=lambda error: error["overall"])
         router = self.router.merge(owners) if self.router and len(adapters) > 1 else None
         write_adapters(folder, adapters, note, router)
+
+    def describe_files(self) -> str:
+        """Return 16 hexadecimal digits of the experts' names, shapes and scalings; no weights."""
+        self._require_open()
+        return short_digest([[one.name, one.shapes, one.scalings] for one in self._files])
 
     def fingerprint(self) -> str:
         """Return 16 hexadecimal digits of the rows' names, order, scaling and all weights.

@@ -42,10 +42,12 @@ from swarm.runs.verdict import (
     CONSTANT,
     EXPERT,
     Statement,
+    describe_selection,
     domain_table,
     format_gain,
     format_measured,
     list_caveats,
+    list_controls,
     state_verdict,
 )
 from swarm.stats.significance import PairedTest
@@ -451,7 +453,7 @@ def statistics_blocks(models: PairedComparison) -> list[Block]:
     if rows:
         header = ["on", "gain", "95 % interval", "p", "items"]
         blocks.append(TableBlock("Best found less best initial expert, item by item", header, rows))
-    lines = list_caveats(verdict) if verdict else []
+    lines = [*list_caveats(verdict), *list_controls(verdict, models.run.path)] if verdict else []
     answers = models.paired_answers()
     if answers and answers[0] == "test":
         lines.append(f"The paired test on test is {name_test(*answers[1:])}.")
@@ -485,7 +487,9 @@ def cost_blocks(models: PairedComparison) -> list[Block]:
     evaluated = int(spent["prompts"][-1])
     scored = sum(n or 0 for entry in run.rounds for n in entry.get("items_scored", ()))
     shared = sum(entry.get("prompts_shared", 0) for entry in run.rounds)
-    counts = {"on dev, by the search": evaluated}
+    selection = run.state.get("selection")
+    counts = {"on dev, to choose the experts": selection["prompts"] if selection else 0}
+    counts["on dev, by the search"] = evaluated
     # Verify first: the glob below cannot notice a missing file.
     verify_run_file(run.path / "answers")
     for kind, purpose in FINAL_STAGES.items():
@@ -527,7 +531,8 @@ def configuration_blocks(models: PairedComparison) -> list[Block]:
         "kinds of prompts": [name for name in routes if name],
         "groups of modules": [run.groups[i].rpartition(" / ")[2] for i in groups],
     }
-    rows = []
+    selection = run.state.get("selection")
+    rows = [["choice of the experts", describe_selection(selection)]] if selection else []
     for name, found in lists.items():
         shown = found if len(found) <= 12 else [*found[:10], "...", found[-1]]
         if found:

@@ -69,6 +69,9 @@ SEAL = b', "checksum": "%s"}'
 LEARNED_FOLDER = "adapters"
 """Folder of the adapters that positions have learned."""
 
+SELECTED = "selected {}"
+"""Fact of a record with the value of an expert, until the selection has ended."""
+
 RETRY_S = 0.05
 """Seconds after which a reader retries what a search may be writing."""
 
@@ -425,10 +428,10 @@ class RunState:
 
     Attributes:
         state: `identity`, `experts`, the number `own` of the user's experts among them, `groups`,
-            `rounds` (positions and utilities of every iteration), `optimizer` and, at the end,
-            `finished`, `minutes` (if that limit ended it), `chosen` (if the bests were not chosen
-            by these utilities) and `verdict`; `versions`, the packages that computed the answers,
-            by first iteration.
+            `selection` (if the experts were chosen among more), `rounds` (positions and utilities
+            of every iteration), `optimizer` and, at the end, `finished`, `minutes` (if that limit
+            ended it), `chosen` (if the bests were not chosen by these utilities) and `verdict`;
+            `versions`, the packages that computed the answers, by first iteration.
     """
 
     state: dict[str, Any]
@@ -558,8 +561,12 @@ class RunRecord(RunState):
         experts: Sequence[str],
         groups: Sequence[str] = ("all",),
         own: int | None = None,
+        selection: Mapping[str, Any] | None = None,
     ) -> bool:
         """Start a new record, or resume the folder's one; return True if it was resumed.
+
+        Args:
+            selection: How the experts were chosen, in this record; empty if they were not.
 
         Raises:
             UserError: The folder contains another search; the message names the differing keys.
@@ -574,10 +581,10 @@ class RunRecord(RunState):
             self._repair()
             return resumed
         make_folder(self.folder, private=True)
-        for name in (SUMMARY_FILE, RECORD_FILE):
-            remove(self.folder / name)
-        self._record = Record(self.folder)
+        if not selection:
+            self._begin_record()
         self.state = {
+            **({"selection": dict(selection)} if selection else {}),
             "identity": dict(identity),
             "experts": list(experts),
             "own": len(experts) if own is None else own,
@@ -589,6 +596,45 @@ class RunRecord(RunState):
         }
         self.save_state()
         return False
+
+    def _begin_record(self) -> None:
+        for name in (SUMMARY_FILE, RECORD_FILE):
+            remove(self.folder / name)
+        self._record = Record(self.folder)
+
+    def load_selection(self, identity: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the folder's record knows of a selection of experts, without writing.
+
+        Returns:
+            `values` by expert; at its end also what was chosen (`Selection.choose`).
+
+        Raises:
+            UserError: The folder contains another search.
+        """
+        self._record = record = read_record(self.folder, strict=False)
+        facts = record.facts
+        known = facts.get("selection", {"identity": facts.get("identity", {}), "values": {}})
+        if record.rounds:
+            self.state = {"identity": known["identity"]}
+            self._check_identity(identity)
+        elif known["identity"] != json.loads(json.dumps(identity)):
+            return {"values": {}}
+        prefix = SELECTED.format("")
+        parts = {k.removeprefix(prefix): v for k, v in facts.items() if k.startswith(prefix)}
+        return {**known, "values": {**known["values"], **parts}}
+
+    def begin_selection(self, identity: Mapping[str, Any]) -> dict[str, float]:
+        """Begin a record with a selection of experts, or go on; return the values by expert."""
+        values: dict[str, float] = self.load_selection(identity)["values"]
+        if not values:
+            make_folder(self.folder, private=True)
+            self._begin_record()
+            self._record.write({"set": {"selection": {"identity": identity, "values": {}}}})
+        return values
+
+    def save_selected(self, expert: str, value: float) -> None:
+        """Append the measured value of an expert."""
+        self._record.write({"set": {SELECTED.format(expert): value}})
 
     def load_state(self, identity: Mapping[str, Any]) -> bool:
         """Read the folder's state without writing; return whether it has an iteration.

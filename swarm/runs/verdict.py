@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from swarm._util.terminal import format_p, pluralize
+from swarm._util.terminal import format_count, format_p, pluralize
 from swarm.stats.significance import PairedTest
 from swarm.tasks.base import Item, Score, Task
 from swarm.tasks.metrics import (
@@ -30,6 +30,9 @@ EXPERT, CONSTANT, BY_DOMAIN, FOUND = "expert", "constant", "experts", "found"
 The third has to know the domain of a prompt, which the best found does not, and so is listed but
 does not decide.
 """
+
+FRESH_LABEL = "the base"
+"""Name of the start of a fine-tuning that trains a new LoRA."""
 
 CONTROL = "random twins of the experts"
 """What pool.control=random searches."""
@@ -354,8 +357,7 @@ def state_verdict(verdict: Verdict, folder: Path | None = None) -> Statement:
     """Put a verdict in one sentence.
 
     Args:
-        folder: The run folder, to name the command for what should be used, and the results of
-            fine-tunings that were compared with this search; `None` leaves both out.
+        folder: The run folder, to name the command for what should be used; `None` leaves it out.
     """
     if verdict.settings.get("control"):
         own = state_verdict(replace(verdict, settings={}), folder)
@@ -369,10 +371,6 @@ def state_verdict(verdict: Verdict, folder: Path | None = None) -> Statement:
             f"{expert.dev.utility if expert.dev else 0:.3f}."
         )
         return Statement("open", "Not tested", sentence)
-    tuned = "".join(
-        f"; fine-tuning on the same items ({name}) has {utility:.3f}"
-        for name, utility in (find_tuned(folder) if folder else ())
-    )
     items, gain, among = f"{found.n} test items", strongest.gain, verdict._deciding()
     difference, label = format_gain(verdict, strongest), f"the {strongest.label}"
     rank = "the only one compared that needs no search"
@@ -386,27 +384,27 @@ def state_verdict(verdict: Verdict, folder: Path | None = None) -> Statement:
     if strongest.beats:
         sentence = (
             f"use {label}: {strongest.test.utility:.3f} on {items}. The best found has "
-            f"{found.utility:.3f}, a difference of {difference}{tuned}. "
+            f"{found.utility:.3f}, a difference of {difference}. "
             f"{_command(strongest.name, folder)}"
         )
         return Statement("worse", "Not worth it", sentence.strip())
     if strongest.is_beaten:
-        return Statement("better", "Worth it", f"{both}: a gain of {difference}{tuned}.")
+        return Statement("better", "Worth it", f"{both}: a gain of {difference}.")
     if start and start.iterations == 0:
-        sentence = f"the search ended before it moved ({start.ended}); {both}{tuned}."
+        sentence = f"the search ended before it moved ({start.ended}); {both}."
         return Statement("open", "Nothing searched", sentence)
     if start and start.whole:
         sentence = (
             f"the search found nothing better than the {start.label}, which is the result: "
-            f"{found.utility:.3f} on {items}{tuned}. {_command('', folder)}"
+            f"{found.utility:.3f} on {items}. {_command('', folder)}"
         )
         return Statement("worse", "Not worth it", sentence.strip())
     if gain.difference == 0 == gain.low == gain.high:
-        sentence = f"the best found and {label} have equal scores on each of {items}{tuned}."
+        sentence = f"the best found and {label} have equal scores on each of {items}."
         return Statement("unclear", "Not distinguishable", sentence)
     scale, unit = _scale(verdict.in_points)
     sentence = (
-        f"{both}: a difference of {difference}{tuned}. With so many items, less than about "
+        f"{both}: a difference of {difference}. With so many items, less than about "
         f"{scale * (gain.high - gain.low) / 2:.2g}{unit} cannot be shown."
     )
     return Statement("unclear", "Not distinguishable", sentence)
@@ -455,23 +453,69 @@ def _command(name: str, folder: Path | None) -> str:
     return f"Command: python -m swarm.export {source}{which} to={target}"
 
 
-def find_tuned(folder: Path) -> Sequence[tuple[str, float]]:
-    """Return the test utilities of fine-tunings on a run's dev items that were compared with it.
+def list_controls(verdict: Verdict, folder: Path) -> list[str]:
+    """Return a line for each control of a claimed gain: its results, or the command that makes it.
+
+    Controls are neighbours of the run: the same search with random twins of the experts, and a new
+    LoRA trained on the same dev items.
 
     Args:
-        folder: The run folder; fine-tunings are its neighbours.
+        folder: The run folder.
     """
-    found = []
-    for path in sorted(folder.parent.glob("*/tuning.json")):
+    run = _read_json(folder / "run.json").get("identity", {})
+    if state_verdict(verdict).kind != "better" or verdict.settings.get("control"):
+        return []
+    if "pool.control" not in run:
+        return []  # not a search for an adapter, or not started by a command
+    free = {"pool.control", "pool.control_seed", "pool weights", "experts"}
+    same = {key: value for key, value in run.items() if key not in free}
+    twins, tuned = [], []
+    for path in sorted([*folder.parent.glob("*/run.json"), *folder.parent.glob("*/tuning.json")]):
+        state = _read_json(path)
         try:
-            state = json.loads(path.read_text(encoding="utf-8"))
-            searched = state["tuning"]["searched"]
-            if searched["run"] == folder.name and searched["same_items"]:
-                utility = float(state["verdict"]["found"]["test"]["utility"])
-                found.append((path.parent.name, utility))
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # unfinished, or not compared with a search
-    return found
+            other: dict[str, Any] = dict(state["identity"])
+            shown = f"{state['verdict']['found']['test']['utility']:.3f} ({path.parent.name})"
+        except (KeyError, TypeError, ValueError):
+            continue  # not ended, or not tested
+        if path.name == "tuning.json":
+            keys = ("task items", "base weights")
+            alike = all(other.get(key) == run.get(key) for key in keys)
+            tuned += [shown] * (alike and other.get("start") == FRESH_LABEL)
+        elif other.get("pool.control") == "random":
+            twins += [shown] * ({k: v for k, v in other.items() if k not in free} == same)
+    found = verdict.found.test.utility if verdict.found.test else 0.0
+    words = _read_json(folder / "command.json").get("arguments", [])
+    kept = [word for word in words if not word.startswith(("name=", "pool.control"))]
+    like = [word for word in kept if word.startswith(("task", "model", "folder="))]
+    searched = ["swarm.search", *kept, "pool.control=random", f"name={folder.name}_twins"]
+    trained = ["swarm.finetune", *like, f"budget={verdict.cost}", f"name={folder.name}_lora"]
+    return [
+        f"Control, {label}: {', '.join(results)} on test, against {found:.3f}."
+        if results
+        else f"Control not run yet, {label}: {shlex.join(['python', '-m', *command])}"
+        for label, results, command in (
+            (CONTROL, twins, searched),
+            ("a new LoRA alone", tuned, trained),
+        )
+    ]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def describe_selection(found: Mapping[str, Any]) -> str:
+    """Put in a sentence how a search chose its experts (`swarm.loop.selection`)."""
+    count, values = len(found["values"]), found["values"]
+    return (
+        f"{len(found['chosen'])} of {count} adapters chosen by dev {found['by']}: best "
+        f"{found['best']} {values[found['best']]:.3g}, cut-off {found['cut_off']:.3g} "
+        f"({found['items']} dev items, {format_count(found['prompts'])} prompts beside the budget)"
+    )
 
 
 def format_measured(one: Measured | None) -> str:

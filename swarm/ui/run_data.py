@@ -24,7 +24,7 @@ from swarm.report.sections import (
 )
 from swarm.runs.folder import ParticleIndex, RunFolder, load_command, state_stamp
 from swarm.runs.lock import running_info
-from swarm.runs.verdict import Statement, list_caveats, shorten_text
+from swarm.runs.verdict import Statement, list_caveats, list_controls, shorten_text
 from swarm.ui import charts
 from swarm.ui.launcher import format_command, output_path, read_failure, read_tail
 from swarm.ui.state import AppState, describe_progress, readable
@@ -191,9 +191,13 @@ def load_run_series(path: Path) -> RunSeries:
         "modules": charts.module_chart(run, best) if len(run.groups) > 1 else {},
         "front": charts.front_chart(run, front) if front else {},
     }
+
+    caveats = (
+        list_caveats(run.verdict) + list_controls(run.verdict, run.path) if run.verdict else []
+    )
     return RunSeries(
         verdict=verdict,
-        notes=sentences + (list_caveats(run.verdict) if run.verdict else []),
+        notes=[*sentences, *caveats],
         figures=headline_figures(models),
         comparisons=comparison_table(models),
         tables=tables,

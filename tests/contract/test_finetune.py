@@ -30,7 +30,7 @@ from swarm.finetune.trainer import (
 from swarm.loop.evaluator import split_dev_holdout
 from swarm.pool.pool import Pool
 from swarm.runs.folder import CHECKSUMS_FILE, Record, read_state
-from swarm.runs.verdict import read_verdict, state_verdict
+from swarm.runs.verdict import read_verdict
 from swarm.tasks.multiple_choice import MultipleChoice
 
 
@@ -354,5 +354,3 @@ def test_from_a_run_it_starts_at_its_best_expert_and_is_compared_with_what_it_fo
     gain = mine.found.test.utility - constant.test.utility
     assert constant.gain.difference == pytest.approx(gain)
     assert "| best constant answer" in done.out and "Gain on test over the best" in done.out
-    tuned = f"(tuned) has {mine.found.test.utility:.3f}"
-    assert f"; fine-tuning on the same items {tuned}" in str(state_verdict(metrics, first))

@@ -11,7 +11,7 @@ from swarm.runs.verdict import (
     Compared,
     Start,
     Verdict,
-    find_tuned,
+    list_controls,
     read_verdict,
     state_verdict,
 )
@@ -133,22 +133,34 @@ def test_without_a_test_there_is_no_verdict() -> None:
     assert "biased upwards" in statement.sentence and found.strongest is None
 
 
-@pytest.mark.parametrize("text", ["[]", "{", '{"tuning": null}', '{"tuning": {"searched": {}}}'])
-def test_fine_tuning_on_the_same_items_is_in_the_sentence(text: str, tmp_path: Path) -> None:
-    for name, run, same in (
-        ("tuned", "mine", True),
-        ("other", "theirs", True),
-        ("more", "mine", False),
-    ):
-        searched = {"run": run, "same_items": same}
-        state = {
-            "tuning": {"searched": searched},
-            "verdict": {"found": {"test": {"utility": 0.47}}},
-        }
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "tuning.json").write_text(json.dumps(state))
+@pytest.mark.parametrize("text", ["[]", "{", '{"identity": null}', '{"identity": {}}'])
+def test_controls_of_a_gain_are_named_or_how_to_run_them(text: str, tmp_path: Path) -> None:
+    gain, run = made(0.59, {"expert": (0.27, 1e-9)}), {"pool.control": None, "task items": "a"}
+    run |= {"base weights": "b", "pool weights": "c", "seed": 1}
+    (mine := tmp_path / "mine").mkdir()
+    (mine / "run.json").write_text(json.dumps({"identity": run}))
+    words = ["task=skills", "optimizer.soups=2", "name=mine"]
+    (mine / "command.json").write_text(json.dumps({"arguments": words}))
     (tmp_path / "odd").mkdir()
-    (tmp_path / "odd" / "tuning.json").write_text(text)
-    assert find_tuned(tmp_path / "mine") == [("tuned", 0.47)]
-    found = state_verdict(made(0.59, {"expert": (0.27, 1e-9)}), tmp_path / "mine")
-    assert "; fine-tuning on the same items (tuned) has 0.470." in found.sentence
+    for file in ("run.json", "tuning.json"):
+        (tmp_path / "odd" / file).write_text(text)
+    twins, tuned = list_controls(gain, mine)
+    command = "swarm.search task=skills optimizer.soups=2 pool.control=random name=mine_twins"
+    assert twins.startswith("Control not run yet") and command in twins
+    assert "swarm.finetune task=skills budget=" in tuned and "name=mine_lora" in tuned
+    other = {**run, "pool.control": "random", "pool weights": "d"}
+    for name, file, identity in (
+        ("twins", "run.json", other),
+        ("seed", "run.json", {**other, "seed": 2}),
+        ("lora", "tuning.json", {**run, "start": "the base"}),
+        ("expert", "tuning.json", {**run, "start": "amber"}),
+        ("items", "tuning.json", {**run, "start": "the base", "task items": "z"}),
+    ):
+        state = {"identity": identity, "verdict": {"found": {"test": {"utility": 0.47}}}}
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).write_text(json.dumps(state))
+    assert list_controls(gain, mine) == [
+        "Control, random twins of the experts: 0.470 (twins) on test, against 0.590.",
+        "Control, a new LoRA alone: 0.470 (lora) on test, against 0.590.",
+    ]
+    assert not list_controls(made(0.2, {"expert": (0.27, 1e-9)}), mine)

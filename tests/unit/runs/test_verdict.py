@@ -136,7 +136,7 @@ def test_without_a_test_there_is_no_verdict() -> None:
 @pytest.mark.parametrize("text", ["[]", "{", '{"identity": null}', '{"identity": {}}'])
 def test_controls_of_a_gain_are_named_or_how_to_run_them(text: str, tmp_path: Path) -> None:
     gain, run = made(0.59, {"expert": (0.27, 1e-9)}), {"pool.control": None, "task items": "a"}
-    run |= {"base weights": "b", "pool weights": "c", "seed": 1}
+    run |= {"base weights": "b", "pool weights": "c", "seed": 1, "task.dev_limit": 80}
     (mine := tmp_path / "mine").mkdir()
     (mine / "run.json").write_text(json.dumps({"identity": run}))
     words = ["task=skills", "optimizer.soups=2", "name=mine"]
@@ -147,7 +147,7 @@ def test_controls_of_a_gain_are_named_or_how_to_run_them(text: str, tmp_path: Pa
     twins, tuned = list_controls(gain, mine)
     command = "swarm.search task=skills optimizer.soups=2 pool.control=random name=mine_twins"
     assert twins.startswith("Control not run yet") and command in twins
-    assert "swarm.finetune task=skills budget=" in tuned and "name=mine_lora" in tuned
+    assert "swarm.finetune task=skills task.dev_limit=80 budget=" in tuned and "name=mine_lora" in tuned
     other = {**run, "pool.control": "random", "pool weights": "d"}
     for name, file, identity in (
         ("twins", "run.json", other),

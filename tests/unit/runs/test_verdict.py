@@ -147,7 +147,10 @@ def test_controls_of_a_gain_are_named_or_how_to_run_them(text: str, tmp_path: Pa
     twins, tuned = list_controls(gain, mine)
     command = "swarm.search task=skills optimizer.soups=2 pool.control=random name=mine_twins"
     assert twins.startswith("Control not run yet") and command in twins
-    assert "swarm.finetune task=skills task.dev_limit=80 budget=" in tuned and "name=mine_lora" in tuned
+    assert (
+        "swarm.finetune task=skills task.dev_limit=80 budget=" in tuned
+        and "name=mine_lora" in tuned
+    )
     other = {**run, "pool.control": "random", "pool weights": "d"}
     for name, file, identity in (
         ("twins", "run.json", other),

@@ -1,11 +1,9 @@
 """Swap, merged, stacked, auto and PEFT's mixed batches, by the requests of each particle.
 
     python benchmarks/batching.py [--device cpu] [--rows 4,10,25,100,200] [--repeats 3]
-    python benchmarks/batching.py --routed skills,nlgraph_mini [--items 90] [--dtype float32]
 
 Interleaved repeats; prints median wall and CPU seconds, and how far auto is from the best.
 PEFT's `adapter_names` answers with the same adapters in one batch; its tokens are compared first.
-`--routed` is one position with different coefficients for each kind of prompt of a task.
 """
 
 import argparse
@@ -23,9 +21,8 @@ from timing import machine
 
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
-from swarm.models.base import Request, prompt_text
+from swarm.models.base import Request
 from swarm.pool.pool import Pool
-from swarm.pool.prompt_router import fit_router
 
 NEW = 4
 WORDS = "edges node path one two three four graph weight from to is there what".split()
@@ -110,29 +107,6 @@ def measure(
     }
 
 
-def measure_routed(options: argparse.Namespace, base: BaseModel) -> None:
-    """Measure a position with routes on the dev items of tasks."""
-    print(f"{machine()}, {base.dtype}; one position with routes")
-    print("| task | items | routes | merged | stacked | auto | auto / best |")
-    print("| --- " * 7 + "|")
-    for name in options.routed.split(","):
-        task = compose_part(f"task={name}")
-        items = task.items("dev")[: options.items]
-        asked = [next(task.run([item]))[0] for item in items]
-        router = fit_router([prompt_text(request.prompt) for request in asked])
-        assert router, f"the prompts of {name} are of one kind"
-        pool = Pool(options.pool, space="delta", routes=router.to_dict()).open()
-        random = np.random.default_rng(1)
-        position = random.normal(0, 0.4, (1, len(router.names) * len(pool.names)))
-        plans = ("merged", "stacked", "auto")
-        ways = {plan: engine_of(plan, base, pool, options.device) for plan in plans}
-        found = measure(ways, position, [asked], options.repeats)
-        best = min(found[plan][0] for plan in plans[:2])
-        cells = [f"{found[plan][0]:.2f} s ({found[plan][1]:.2f})" for plan in plans]
-        row = [name, len(asked), len(router.names), *cells, f"{found['auto'][0] / best:.2f}"]
-        print("| " + " | ".join(map(str, row)) + " |", flush=True)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=None, help="a folder or hub id; default: SmolLM2")
@@ -141,15 +115,10 @@ def main() -> None:
     parser.add_argument("--rows", default="4,10,25,100")
     parser.add_argument("--particles", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--routed", default="", help="tasks whose prompts are of several kinds")
-    parser.add_argument("--items", type=int, default=90)
     parser.add_argument("--dtype", default="auto")
     options = parser.parse_args()
     base = BaseModel(options.model) if options.model else default_base()
     base = replace(base, dtype=options.dtype)
-    if options.routed:
-        measure_routed(options, base)
-        return
     pool = Pool(options.pool).open()
     random = np.random.default_rng(1)
     positions = random.dirichlet(np.ones(len(pool.names)), options.particles)

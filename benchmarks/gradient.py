@@ -2,7 +2,7 @@
 
     python benchmarks/gradient.py [--tasks skills,nlgraph_mini] [--batch 8] [--steps 5]
 
-Minibatches of a task's dev items, at a position with the task's routes, as in the default search.
+Minibatches of a task's dev items, at a position with coefficients for each of the task's domains.
 Losses and derivatives of both ways are compared first; repeats are interleaved.
 """
 
@@ -19,14 +19,12 @@ from swarm.engine.base_model import BaseModel
 from swarm.engine.gradient import (
     Gradient,
     TokenizedExample,
-    assign_routes,
     batch_examples,
     compute_loss_and_gradient,
 )
 from swarm.engine.hf import HFEngine
-from swarm.models.base import prompt_text
 from swarm.pool.pool import Pool
-from swarm.pool.prompt_router import fit_router
+from swarm.tasks.metrics import item_domain
 
 
 def compute(
@@ -47,9 +45,9 @@ def measure(name: str, base: BaseModel, options: argparse.Namespace) -> None:
     task = compose_part(f"task={name}")
     items = task.items("dev")
     random = np.random.default_rng(0)
-    router = fit_router([prompt_text(one.prompt) for one in task.gold_examples(items)])
-    routes = {"routes": router.to_dict()} if router else {}
-    pool = Pool(options.pool, space="delta", **routes).open()
+    domains = sorted({item_domain(item) for item in items})
+    count = len(domains)
+    pool = Pool(options.pool, space="delta").open()
     engine = HFEngine()
     engine.open(base, pool, options.device)
     assert engine._packs_choices
@@ -59,7 +57,8 @@ def measure(name: str, base: BaseModel, options: argparse.Namespace) -> None:
         rows = [
             engine._tokenize_example(one) for one in task.gold_examples([items[i] for i in chosen])
         ]
-        count = assign_routes(rows, engine.router)
+        for row, index in zip(rows, chosen, strict=True):
+            row.route = domains.index(item_domain(items[index]))
         batches.append(rows)
     position = random.normal(0, 0.4, (count, len(pool.names)))
     work = partial(compute, engine, position, batches)

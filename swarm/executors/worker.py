@@ -14,7 +14,7 @@ from swarm.errors import NotFinite, UserError
 from swarm.models.base import Completion, Example, Request, Usage
 from swarm.optimizers.gradient import Descent
 from swarm.pool.pool import ExpertPool
-from swarm.tasks.base import Candidate, Item, Score, Task, first_round
+from swarm.tasks.base import Candidate, Item, Score, Task, TaskRun, first_round
 
 
 def check_devices(gpus: Any) -> list[int]:
@@ -124,6 +124,7 @@ class Job:
         learned: The file of each position's learned adapter, or ""; empty if none has one.
         seed: Of the texts of SAMPLE, and of a new adapter.
         experts: Names of the experts that the positions mix; empty is the whole pool.
+        owners: Index of the position that answers each item; empty if each answers all.
     """
 
     number: int
@@ -134,6 +135,15 @@ class Job:
     learned: tuple[str, ...] = ()
     seed: int = 0
     experts: tuple[str, ...] = ()
+    owners: tuple[int, ...] = ()
+
+    def items_by_position(self) -> list[tuple[int, ...]]:
+        """Return the items that each position answers."""
+        count = len(self.positions)
+        if not self.owners:
+            return [self.items] * count
+        pairs = list(zip(self.items, self.owners, strict=True))
+        return [tuple(item for item, owner in pairs if owner == i) for i in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +194,7 @@ class JobResult:
 
     Attributes:
         number: The job's number.
-        scores: One list of scores per position, in the order of the job's items.
+        scores: One list of scores per position, in the order of its items.
         prompts: Requests answered.
         tokens: Tokens read and generated.
         gradient: Of ENTROPY, which has no scores.
@@ -293,8 +303,9 @@ class Worker:
                 return JobResult(job.number, [], len(items), 0, found)
             files = zip(job.positions, job.learned, strict=bool(job.learned))
             self.engine.learned = dict(files)
+            plays = [task.run([every[i] for i in mine]) for mine in job.items_by_position()]
             heat = job.seed if job.split == SAMPLE else None
-            scores = run_tasks_lockstep(task, self.engine, positions, items, meter, heat)
+            scores = run_plays(plays, self.engine, positions, meter, heat)
             return JobResult(job.number, scores, meter.calls, meter.tokens)
         except NotFinite as error:
             names = dict(enumerate(job.names))
@@ -302,7 +313,9 @@ class Worker:
         except Exception as error:
             scored = job.split not in (ENTROPY, LOSS, DESCENT, *EMBED_SPLITS)
             if not isinstance(error, UserError) and scored:
-                item = self._find_failing_item(task, positions[[meter.position]], items)
+                where = meter.position
+                own = [every[i] for i in job.items_by_position()[where]]
+                item = self._find_failing_item(task, positions[[where]], own)
                 if item is not None:
                     error.add_note(f"item {item['id']}")
             raise
@@ -405,7 +418,17 @@ def run_tasks_lockstep(
     Returns:
         One list of scores per position, in the order of the items.
     """
-    plays = [task.run(items) for _ in positions]
+    return run_plays([task.run(items) for _ in positions], engine, positions, meter, seed)
+
+
+def run_plays(
+    plays: Sequence[TaskRun],
+    engine: Engine,
+    positions: np.ndarray,
+    meter: JobUsage,
+    seed: int | None = None,
+) -> list[list[Score]]:
+    """Run what `Task.run` returned for each of P positions [P, K]; see `run_tasks_lockstep`."""
     scores: dict[int, list[Score]] = {}
     answers: dict[int, list[Completion] | None] = dict.fromkeys(range(len(plays)))
     while answers:

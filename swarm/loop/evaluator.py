@@ -57,7 +57,6 @@ class Batching:
         items: int | Sequence[int],
         names: Mapping["PositionTuple", str] = MappingProxyType({}),
         learned: Mapping["PositionTuple", str] = MappingProxyType({}),
-        first_number: int = 0,
     ) -> list[Job]:
         """Return the jobs that score all positions on some items of a split.
 
@@ -65,7 +64,6 @@ class Batching:
             items: Number of first items, or their indices; a job has its indices in this order.
             names: Names of positions in error messages.
             learned: Files of learned adapters by position.
-            first_number: Number of the first job.
         """
         chosen = range(items) if isinstance(items, int) else items
         wide, long = self.particles or len(positions), self.items or len(chosen)
@@ -77,8 +75,34 @@ class Batching:
             own = tuple(files) if any(files) else ()
             for start in range(0, len(chosen), long):
                 items = tuple(chosen[start : start + long])
-                number = first_number + len(jobs)
-                jobs.append(Job(number, block, split, items, tuple(named), own))
+                jobs.append(Job(len(jobs), block, split, items, tuple(named), own))
+        return jobs
+
+    def split_pairs(
+        self,
+        pairs: Sequence[tuple["PositionTuple", int]],
+        split: str,
+        names: Mapping["PositionTuple", str],
+        learned: Mapping["PositionTuple", str],
+        first_number: int,
+    ) -> list[Job]:
+        """Return the jobs that score each position on its own items, numbered from a number.
+
+        A job has as many pairs of a position and an item as one that scores all positions on all
+        items: different positions share batches.
+        """
+        size = len(pairs)
+        if self.particles and self.items:
+            size = self.particles * self.items
+        jobs: list[Job] = []
+        for start in range(0, len(pairs), max(1, size)):
+            parts, items = zip(*pairs[start : start + size], strict=True)
+            block = tuple(dict.fromkeys(parts))
+            places = {part: place for place, part in enumerate(block)}
+            named, files = (tuple(of.get(part, "") for part in block) for of in (names, learned))
+            owners = tuple(places[part] for part in parts)
+            number, own = first_number + len(jobs), files if any(files) else ()
+            jobs.append(Job(number, block, split, items, named, own, owners=owners))
         return jobs
 
 
@@ -150,27 +174,30 @@ class Evaluator:
                 wanted.setdefault(parts[kinds[index]], {})[index] = None
                 names.setdefault(parts[kinds[index]], name)
         found: dict[PositionTuple, dict[int, Score]] = {}
-        new: dict[tuple[int, ...], list[PositionTuple]] = {}  # by their items
+        new: dict[PositionTuple, list[int]] = {}
         for part, mine in wanted.items():
-            indices = tuple(index for index in chosen if index in mine)
+            indices = [index for index in chosen if index in mine]
             # The cache knows positions by their coefficients alone.
             cached = self.cache if part not in self.learned else None
             kept = cached.load_scores(part, split, indices) if cached else None
             if kept is None:
-                new.setdefault(indices, []).append(part)
+                new[part] = indices
             else:
                 found[part] = dict(zip(indices, kept, strict=True))
                 self.shared += len(indices)
-        jobs: list[Job] = []
-        for indices, asked in new.items():
-            jobs += self._cut.split_jobs(asked, split, indices, names, self.learned, len(jobs))
+        whole = [part for part, own in new.items() if len(own) == len(chosen)]
+        jobs = self._cut.split_jobs(whole, split, chosen, names, self.learned)
+        partial = [(part, i) for part, own in new.items() if len(own) < len(chosen) for i in own]
+        jobs += self._cut.split_pairs(partial, split, names, self.learned, len(jobs))
         for result in self._run_jobs(jobs):
             job = jobs[result.number]
-            for part, scores in zip(job.positions, result.scores, strict=True):
-                found.setdefault(part, {}).update(zip(job.items, scores, strict=True))
+            for part, own, scores in zip(
+                job.positions, job.items_by_position(), result.scores, strict=True
+            ):
+                found.setdefault(part, {}).update(zip(own, scores, strict=True))
             self.on_job(result)
         if self.cache:
-            for indices, part in [(one, part) for one, asked in new.items() for part in asked]:
+            for part, indices in new.items():
                 if part not in self.learned:
                     scores = [found[part][index] for index in indices]
                     self.cache.save_scores(part, split, indices, scores)

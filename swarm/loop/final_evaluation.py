@@ -36,6 +36,7 @@ from swarm.runs.verdict import (
     Verdict,
     Vote,
     compare_constant_answers,
+    describe_kinds,
 )
 from swarm.tasks.base import Item, Score, Task
 from swarm.tasks.metrics import (
@@ -442,6 +443,7 @@ class FinalEvaluation:
             front=self._measure_front(pareto, front) if pareto and test and front else [],
             reconstruction_error=reconstruction_error(record.folder),
             costs=record.count_prompts(),
+            kinds=describe_kinds(record.state.get("kinds", {})),
             scoring_costs=sum_scoring_costs(record),
             settings=dict(settings or {}),
         )

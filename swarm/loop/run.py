@@ -60,7 +60,7 @@ from swarm.optimizers.base import DescentPlan, Optimizer, SearchResources
 from swarm.optimizers.static_merges import count_static_merges
 from swarm.optimizers.swarm import NORM_LIMIT, MemeticSwarm
 from swarm.pool.pool import ExpertPool, Pool
-from swarm.pool.prompt_router import AUTO, KindChoice, choose_kinds, read_router
+from swarm.pool.prompt_router import AUTO, MIN_ITEMS, KindChoice, choose_kinds, read_router
 from swarm.runs.folder import COMMAND_FILE, CONFIG_FILE, RunRecord, prompt_cost
 from swarm.runs.pareto_front import (
     check_objectives,
@@ -69,7 +69,13 @@ from swarm.runs.pareto_front import (
     describe_front,
     objectives_to_lists,
 )
-from swarm.runs.verdict import CONTROL, Verdict, describe_selection, read_verdict
+from swarm.runs.verdict import (
+    CONTROL,
+    Verdict,
+    describe_kinds,
+    describe_selection,
+    read_verdict,
+)
 from swarm.tasks.base import Score, Task, first_prompts, prompt_form
 from swarm.tasks.metrics import item_domain
 from swarm.trackers import Tracker
@@ -592,11 +598,15 @@ class Run:
         if wanted != AUTO:
             if reason:
                 raise UserError(f"pool.routes: {reason}, or pool.routes=1")
+            if len(self.searched) < int(wanted):
+                raise UserError(f"pool.routes={wanted}: there are {len(self.searched)} dev items")
             return True
         # Another position has to fit besides the experts and the embedded prompts.
-        least = (len(pool.names) + 1) * len(self.searched) + len(self.task.items("dev"))
+        items = len(self.searched)
+        least = (len(pool.names) + 1) * items + len(self.task.items("dev"))
         fits = self.budget.prompts is None or self.budget.prompts >= least
-        return optimizer.kinds_start > 0 and pool.space == "delta" and reason is None and fits
+        composes = optimizer.kinds_start > 0 and pool.space == "delta"
+        return composes and reason is None and fits and items >= MIN_ITEMS
 
     def _choose_kinds(self) -> None:
         """Divide the prompts into kinds where that pays, and start the optimizer with them.
@@ -629,7 +639,7 @@ class Run:
         self.record.save_state()
         self._adopt_kinds()
         self._write_config()
-        for line in [*describe_kinds(found), *(one for one in self.notes if one not in shown)]:
+        for line in [describe_kinds(found), *(one for one in self.notes if one not in shown)]:
             log.info(line)
             self.view.print_line(line)
 
@@ -810,22 +820,6 @@ class Run:
         if self.pool.router:
             evaluator.set_kinds(self._kinds_of, self.pool.routes)
         return evaluator.score_positions
-
-
-def describe_kinds(kinds: Mapping[str, Any]) -> list[str]:
-    """Describe in words what a search has decided about kinds of prompts; see `KindChoice`."""
-    names = kinds.get("router", {}).get("names", [])
-    words = f"{len(names)} kinds of prompts, with coefficients of their own: {', '.join(names)}"
-    if "numbers" not in kinds:
-        return [words] if names else []
-    each, single, error = (kinds["numbers"][key] for key in ("each", "single", "error"))
-    numbers = (
-        f"the best start of each {each:.3f}, of all {single:.3f} (cross-validated on dev, standard "
-        f"error of the difference {error:.3f})"
-    )
-    if names:
-        return [f"{words}; {numbers}; pool.routes=1 searches one adapter for all"]
-    return [f"kinds of prompts were considered and rejected: {numbers}"]
 
 
 def describe_descent(plan: DescentPlan) -> str:

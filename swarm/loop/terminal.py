@@ -23,7 +23,7 @@ from swarm._util.secrets import clean
 from swarm._util.terminal import align_columns, format_duration, pluralize
 from swarm.executors import JobResult
 from swarm.merging.positions import describe_by_route, describe_position
-from swarm.runs.folder import RunRecord
+from swarm.runs.folder import RunRecord, prompt_cost
 from swarm.runs.lock import RunLock
 from swarm.runs.verdict import (
     Verdict,
@@ -148,7 +148,7 @@ class Progress:
             self.best, self.best_iteration = highest, len(self.utilities)
         self.utilities.append(entry["utilities"])
         scored, shared = entry["prompts_scored"], entry.get("prompts_shared", 0)
-        cost = scored + entry.get("losses_computed", 0) + 3 * entry.get("gradients_computed", 0)
+        cost = scored + prompt_cost(entry)
         answered = sum(count or 0 for count in entry.get("items_scored", []))
         self._spent += cost
         self._recorded += entry.get("seconds", 0.0)
@@ -448,10 +448,13 @@ class SearchView:
         counts = self.record.count_prompts()
         cost = pluralize(counts["prompts_scored"], "prompt")
         if "prompt_equivalents" in counts:
-            cost += (
-                f", {counts['gradients_computed']} gradients at 3 prompts each, "
-                f"{counts['losses_computed']} losses at 1, in all {counts['prompt_equivalents']}"
-            )
+            extra = {
+                f"{counts['gradients_computed']} gradients at 3 prompts each": "gradients_computed",
+                f"{counts['losses_computed']} losses at 1": "losses_computed",
+                f"{counts['prompts_embedded']} embedded at 1": "prompts_embedded",
+            }
+            pieces = [cost, *(line for line, name in extra.items() if counts[name])]
+            cost = f"{', '.join(pieces)}, in all {counts['prompt_equivalents']}"
         if selection := self.record.state.get("selection"):
             cost += f", besides {pluralize(selection['prompts'], 'prompt')} to choose the experts"
         # Answers from other searches are counted.

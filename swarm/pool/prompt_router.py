@@ -29,6 +29,9 @@ MAX_CLUSTERS = 12
 MIN_PROMPTS = 3
 """Least number of dev prompts of a kind; smaller clusters join the nearest one."""
 
+MIN_ITEMS = 10
+"""Least number of dev items from which `routes=auto` considers kinds."""
+
 FOLDS = 5
 """Folds of the cross-validation by which a division is chosen."""
 
@@ -157,7 +160,9 @@ def choose_kinds(
     counts = range(2, MAX_CLUSTERS + 1) if routes == AUTO else [int(routes)]
     for layer, vectors in states.items():
         directions = _normalize_rows(vectors - vectors.mean(axis=0))
-        found = [_cluster(directions, count) for count in counts if count <= len(texts)]
+        least = MIN_PROMPTS if routes == AUTO else 1
+        tree = _link(directions)
+        found = [_cluster(directions, tree, one, least) for one in counts if one <= len(texts)]
         if labels is not None and routes == AUTO:
             found.append(_nearest(directions, np.unique(labels, return_inverse=True)[1]))
         for one in found:
@@ -166,8 +171,8 @@ def choose_kinds(
                 divisions.append((layer, one))
     if not divisions and routes != AUTO:
         raise UserError(
-            f"pool.routes={routes}: the {len(texts)} dev prompts do not divide into {routes} kinds "
-            f"of {MIN_PROMPTS} or more; use fewer, or auto"
+            f"pool.routes={routes}: the {len(texts)} dev prompts do not divide into {routes} "
+            "different kinds; use fewer, or auto"
         )
     order = np.random.default_rng(FOLD_SEED).permutation(len(texts))
     folds = np.empty(len(texts), int)
@@ -222,26 +227,37 @@ def _best_starts(values: np.ndarray, kinds: np.ndarray, kept: np.ndarray) -> np.
     return np.asarray(np.round(means, 9).argmax(axis=0))
 
 
-def _cluster(directions: np.ndarray, count: int) -> np.ndarray:
-    """Return the cluster of each of T unit vectors by spherical k-means, started by Ward's method.
+def _link(directions: np.ndarray) -> np.ndarray:
+    """Return the tree of T unit vectors by Ward's method."""
+    from scipy.cluster.hierarchy import linkage
 
-    Clusters of fewer than `MIN_PROMPTS` join the nearest one.
+    squares = np.clip(2 - 2 * directions @ directions.T, 0, None)
+    return np.asarray(linkage(np.sqrt(squares[np.triu_indices(len(squares), 1)]), "ward"))
+
+
+def _cluster(directions: np.ndarray, tree: np.ndarray, count: int, least: int) -> np.ndarray:
+    """Return the cluster of each of T unit vectors by spherical k-means, started from a tree.
+
+    Args:
+        least: Size below which a cluster joins the nearest one.
     """
-    from scipy.cluster.hierarchy import fcluster, linkage
+    from scipy.cluster.hierarchy import fcluster
 
-    kinds = fcluster(linkage(directions, "ward"), count, "maxclust")
+    kinds = fcluster(tree, count, "maxclust")
     kinds = np.unique(kinds, return_inverse=True)[1]
     for _ in range(LLOYD_STEPS):
         sizes = np.bincount(kinds)
-        if sizes.min() < MIN_PROMPTS and len(sizes) > 1:
+        small = int(sizes.argmin())
+        if sizes[small] < least and len(sizes) > 1:
             means = _cluster_directions(directions, kinds)
-            means[int(sizes.argmin())] = -means.sum(axis=0)  # nobody's
-            kinds = np.where(kinds == sizes.argmin(), (directions @ means.T).argmax(axis=1), kinds)
-            kinds = np.unique(kinds, return_inverse=True)[1]
+            others = np.delete(np.arange(len(sizes)), small)
+            near = others[(directions @ means[others].T).argmax(axis=1)]
+            kinds = np.unique(np.where(kinds == small, near, kinds), return_inverse=True)[1]
             continue
-        before, kinds = kinds, _nearest(directions, kinds)
-        if np.array_equal(before, kinds):
+        moved = _nearest(directions, kinds)
+        if moved.max() < kinds.max() or np.array_equal(moved, kinds):
             break
+        kinds = moved
     return kinds
 
 

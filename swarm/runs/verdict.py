@@ -194,8 +194,8 @@ class Verdict:
         front_size, hypervolume: Points of the Pareto front; its volume at the start and the end.
         front: The points that were tested.
         reconstruction_error: Of a saved adapter whose rank is truncated, relative to its norm.
-        costs: `prompts_scored`, `prompts_saved` and, with gradients, `losses_computed`,
-            `gradients_computed` and `prompt_equivalents`.
+        costs: As `swarm.runs.folder.RunState.count_prompts`.
+        kinds: What was decided about kinds of prompts; empty if nothing was.
         scoring_costs: Costs of scoring by measure, of texts seen "first" and "again".
         settings: What was evaluated; `test_items` is the digest of the test items, `control` that
             of the pool.
@@ -219,6 +219,7 @@ class Verdict:
     front: list[FrontPoint] = field(default_factory=list)
     reconstruction_error: float = 0.0
     costs: dict[str, int] = field(default_factory=dict)
+    kinds: str = ""
     scoring_costs: dict[str, dict[str, float]] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -291,6 +292,27 @@ class Verdict:
             "ending_top-k_ensemble_test_accuracy": self.vote.test if self.vote else None,
         }
         return {name: one.utility for name, one in names.items() if one is not None}
+
+
+def describe_kinds(kinds: Mapping[str, Any]) -> str:
+    """Describe what a search has decided about kinds of prompts.
+
+    Args:
+        kinds: Its `router`, if there are several kinds, and the `numbers` of
+            `swarm.pool.prompt_router.KindChoice`, unless the router was given.
+    """
+    names = kinds.get("router", {}).get("names", [])
+    words = f"{len(names)} kinds of prompts have coefficients of their own: {', '.join(names)}."
+    if "numbers" not in kinds:
+        return words if names else ""
+    each, single, error = (kinds["numbers"][key] for key in ("each", "single", "error"))
+    numbers = (
+        f"the best start of each kind has {each:.3f}, the best of all prompts {single:.3f} (cross-"
+        f"validated on dev; standard error of the difference {error:.3f})"
+    )
+    if not names:
+        return f"Kinds of prompts were considered and rejected: {numbers}."
+    return f"{words} {numbers[:1].upper()}{numbers[1:]}; pool.routes=1 searches one adapter."
 
 
 def compare_constant_answers(
@@ -597,7 +619,7 @@ def list_caveats(
     Args:
         names: Names of the initial model and of the best found.
     """
-    lines = []
+    lines = [verdict.kinds] if verdict.kinds else []
     for name, one in zip(names, (verdict.start_model, verdict.found), strict=True):
         if result := verdict.measured(one):
             lines += format_one_answer_warnings(result.one_answer, name, verdict.split)

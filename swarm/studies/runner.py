@@ -321,7 +321,8 @@ class StudyRunner:
         starting, ending = verdict.start_model.dev.utility, verdict.dev.utility
         if (kept := verdict.held_out) and kept.selected:  # the items that chose the result
             starting, ending = kept.expert.utility, kept.found.utility
-        forward = _sum_rounds(run, "prompts_scored") + _sum_rounds(run, "losses_computed")
+        passes = ("prompts_scored", "losses_computed", "prompts_embedded")
+        forward = sum(_sum_rounds(run, name) for name in passes)
         gradients = _sum_rounds(run, "gradients_computed")
         label, position = run.position_label(best), run.position_at(best)
         description = describe_position(run.experts, position, run.groups)

@@ -39,9 +39,6 @@ PROMPTS = (
     "Roads: a to b 2 km, b to c 3 km and c to d 5 km. How far is d from a? Answer:",
     (Message("system", "one word"), Message("user", "Roads: a to b 4 km. How far is b?")),
 )
-DEV_PROMPTS = [f"Sort these numbers: {n} {n % 5}." for n in range(9)] + [
-    f"Roads: x{n} to y {n} km. How far is y?" for n in range(9)
-]
 ROWS = {"base_row": True, "recipes": ["ties", "dare_linear"], "sparse_rows": 0.8}
 ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
     "factor": ("llama/same", {"space": "factor"}),
@@ -50,13 +47,12 @@ ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
     "delta": ("llama/same", {"space": "delta"}),
     "delta, kind": ("llama/same", {"space": "delta", "groups": "kind"}),
     "delta, per_module": ("llama/same", {"space": "delta", "groups": "per_module"}),
-    "delta, two routes": ("llama/same", {"space": "delta", "groups": "kind", "routes": 2}),
     "delta, mixed experts": ("llama/mixed", {"space": "delta"}),
     "delta, made rows": ("llama/same", {"space": "delta", **ROWS}),
     "delta, gemma": ("gemma/mixed", {"space": "delta", "groups": "kind"}),
     "delta, qwen2": ("qwen2/same", {"space": "delta", "groups": "per_module"}),
 }
-IN_ALL_PLANS = ("factor, mixed experts", "delta, kind", "delta, two routes", "delta, made rows")
+IN_ALL_PLANS = ("factor, mixed experts", "delta, kind", "delta, made rows")
 ANSWERED = [
     *((kind, "stacked") for kind in ADAPTERS),
     *((kind, plan) for kind in IN_ALL_PLANS for plan in ("merged", "own cache")),
@@ -83,7 +79,6 @@ def open_kind(folder: Path, kind: str) -> tuple[Any, Any]:
         name, settings = ADAPTERS[kind]
         base = BaseModel(str(create(folder, name.partition("/")[0])))
         pool, engine = Pool(create(folder, name), **settings), HFEngine()
-        pool.route(DEV_PROMPTS, routed=True)
     else:
         second = "llama" if kind == "full models" else "gemma"
         models = [create(folder, "llama"), tiny.model(folder / kind / "second", second, seed=5)]
@@ -100,7 +95,7 @@ def open_kind(folder: Path, kind: str) -> tuple[Any, Any]:
 
 
 def draw_positions(kind: str, pool: Any, seed: int) -> np.ndarray:
-    """An expert, the uniform soup and random positions, [10, R * G * K]."""
+    """An expert, the uniform soup and random positions, [10, G * K]."""
     draw, size, groups = np.random.default_rng(seed), len(pool.names), len(pool.groups)
     first = [np.tile(row, groups) for row in (np.eye(size)[seed % size], np.full(size, 1 / size))]
     shape = (POSITIONS - 2, groups * size)

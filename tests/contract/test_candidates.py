@@ -33,15 +33,7 @@ from swarm.evaluation.evaluation import SplitScores, prepare_candidate, score_ca
 from swarm.evaluation.logit_ensemble import PackLLM
 from swarm.evaluation.models import ModelCandidate
 from swarm.evaluation.positions import MixedPositionCandidate, SingleExpertsCandidate
-from swarm.evaluation.routing import (
-    InitialAnswers,
-    RoutingCandidate,
-    TfidfSimilarity,
-    expected_values,
-    load_initial_answers,
-    top_weights,
-)
-from swarm.evaluation.voting import VotingCandidate, weighted_vote
+from swarm.evaluation.voting import VotingCandidate, load_initial_answers, weighted_vote
 from swarm.models.base import Message, Request
 from swarm.pool.pool import Pool
 from swarm.runs.folder import RunFolder, read_state
@@ -143,7 +135,7 @@ def test_every_option_is_evaluated(
             "task.scoring=generate",
         ],
     }
-    prompts = {"expert": 4, "vote": 4, "pack": 4, "route": 1, "ensemble": None}
+    prompts = {"expert": 4, "vote": 4, "pack": 4, "ensemble": None}
     result = small_evaluations.evaluated([*given, f"candidate={option}", *needed.get(option, [])])
     assert result["items"] == 16 and result["task"] == "mmlu" and result["split"] == "test"
     assert len(result["voices"]) == (4 if option == "expert" else 1)
@@ -151,8 +143,7 @@ def test_every_option_is_evaluated(
         low, high = voice["low"], voice["high"]
         assert 0 <= low <= voice["utility"] <= high <= 1
     if (each := prompts.get(option, 1)) is not None:
-        # Routing has to learn first what each of the four experts does on the 12 dev items.
-        assert result["prompts"] == 16 * each + (4 * 12 if option == "route" else 0)
+        assert result["prompts"] == 16 * each
     assert result["tokens"] > 0 and result["seconds"] > 0
     assert "secret-key" not in json.dumps(result)
 
@@ -351,59 +342,6 @@ def test_a_pack_speaks_by_the_mixture_of_its_chances(
         assert said.text == tokenizer.decode(new, skip_special_tokens=True)
 
 
-def test_alike_are_texts_that_share_rare_words() -> None:
-    texts = ["Solve this graph: path 3", "Solve this sum: add 3", "Solve this graph: edge"]
-    found = TfidfSimilarity(texts).cosine_with(
-        ["solve this GRAPH", "this sum", "elsewhere", texts[1]]
-    )
-    assert found[0, 0] > 0 and found[0, 2] > found[0, 0] and found[0, 1] == 0
-    assert found[1].argmax() == 1 and (found[2] == 0).all()
-    assert found[3, 1] == pytest.approx(1.0)
-
-
-def test_claims_come_from_the_nearest_others() -> None:
-    similar = np.array([[0.8, 0.5, 0.1, 0.0], [1.0, 0.2, 0.0, 0.0], [0.0] * 4])
-    others = np.ones((3, 4), dtype=bool)
-    others[1, 0] = False
-    values = np.array([[1, 0], [1, 0], [0, 1], [0, 1.0]])
-    found = expected_values(similar, others, values, 2)
-    assert found[0] == pytest.approx([(0.8 + 0.5 + 0.5) / 2.3, 0.5 / 2.3])
-    # The prompt itself counts neither as a neighbour nor in the mean.
-    assert found[1] == pytest.approx([(0.2 + 1 / 3) / 1.2, (2 / 3) / 1.2])
-    assert found[2] == pytest.approx([0.5, 0.5])
-    top = top_weights(np.array([[0.1, 0.4, 0.4, 0.3]]), 1, 0.1)
-    assert top.tolist() == [[0, 1, 0, 0]]
-    two = top_weights(np.array([[0.1, 0.4, 0.5, 0.3]]), 2, 0.1)
-    assert two[0] == pytest.approx([0, 1 / (1 + np.e), np.e / (1 + np.e), 0])
-
-
-def test_a_prompt_goes_to_who_did_well_on_prompts_like_it(
-    base: BaseModel, tiny_pool: Path, talk: ExactMatch, singles: Any
-) -> None:
-    route = opened(RoutingCandidate(base, Pool(str(tiny_pool))), talk)
-    dev = list(talk.items("dev"))
-    good = [[Score(float(n % 3 == k), None) for n in range(len(dev))] for k in range(4)]
-    route.fit_dev_answers(talk, InitialAnswers(dev, good))
-    requests = [talk.build_request(item) for item in talk.items("test")]
-    chosen = route.compute_weights(requests).argmax(1)
-    assert chosen.tolist() == [0, 1, 2, 0, 1, 2]
-    (routed,) = score_candidate(route, talk, "test").scores
-    alone = found_on(singles, talk)
-    assert [s.text for s in routed] == [alone.scores[k][i].text for i, k in enumerate(chosen)]
-
-
-def test_dev_answers_are_those_of_a_run_or_asked_now(
-    base: BaseModel, tiny_pool: Path, task: MultipleChoice, run: RunFolder
-) -> None:
-    def route(**more: Any) -> SplitScores:
-        return found_on(RoutingCandidate(base, Pool(str(tiny_pool)), **more), task)
-
-    recorded, asked = route(run=str(run.path), neighbours=2), route(neighbours=2)
-    assert recorded.scores == asked.scores
-    assert (recorded.usage.calls, asked.usage.calls) == (16, 16 + 4 * 12)
-    assert route(run=str(run.path), top=3).usage.calls == 3 * 16
-
-
 def refused(candidate: Any, task: Any) -> str:
     with pytest.raises(UserError) as error:
         prepare_candidate(candidate(), task)
@@ -447,9 +385,7 @@ def test_mistakes_are_named(
         (lambda: PackLLM(*pool, temperature=0), "candidate.temperature=0"),
         (lambda: PackLLM(*pool, ["amber"]), "two experts"),
         (lambda: PackLLM(*pool, ["amber", "zebra"]), "zebra"),
-        (lambda: RoutingCandidate(*pool, top=5), "candidate.top=5"),
-        (lambda: RoutingCandidate(*pool, neighbours=0), "candidate.neighbours=0"),
-        (lambda: RoutingCandidate(base, Pool(str(tiny_pool), base_row=True)), "base.*folder"),
+        (lambda: PackLLM(base, Pool(str(tiny_pool), base_row=True)), "base.*folder"),
     ]
     for candidate, words in wrong:
         assert re.search(words, refused(candidate, task)), words
@@ -482,21 +418,20 @@ def test_answers_that_cannot_be_used_are_refused(
 ) -> None:
     prose = Prose("tiny", str(place / "tiny.json"))
     assert "cannot be voted on" in refused(lambda: VotingCandidate(singles), prose)
-    route = RoutingCandidate(base, Pool(str(tiny_pool)), run=str(run.path))
-    assert "not an item of the task" in refused(lambda: route, talk)
+    vote = VotingCandidate(singles, run=str(run.path))
+    assert "not an item of the task" in refused(lambda: vote, talk)
     other = tiny.pool(Path(str(base.path)), tmp_path / "pool", ("amber", "zebra"))
     strange = SingleExpertsCandidate(base, Pool(str(other)), HFEngine())
     assert "zebra" in refused(lambda: VotingCandidate(strange, run=str(run.path)), task)
 
 
-@pytest.mark.parametrize("option", ["vote", "route"])
 def test_an_evaluation_goes_by_what_was_read_and_not_from_where(
-    option: str, given: list[str], run: RunFolder, tmp_path: Path
+    given: list[str], run: RunFolder, tmp_path: Path
 ) -> None:
     other = shutil.copytree(run.path, tmp_path / "other")
 
     def evaluated(folder: Path) -> dict[str, Any]:
-        words = [f"candidate={option}", f"candidate.run={folder}", f"out={tmp_path / 'out'}"]
+        words = ["candidate=vote", f"candidate.run={folder}", f"out={tmp_path / 'out'}"]
         return small_evaluations.evaluated([*given, *words])
 
     assert evaluated(run.path) == evaluated(other)

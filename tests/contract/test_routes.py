@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +28,7 @@ from swarm.optimizers.gradient import Descent
 from swarm.optimizers.swarm import MemeticSwarm
 from swarm.pool.adapter import ROUTER_FILE, read_adapter, read_routed_adapter
 from swarm.pool.pool import Pool
-from swarm.pool.prompt_router import PromptRouter, fit_router, read_router
+from swarm.pool.prompt_router import PromptRouter, choose_kinds, read_router
 from swarm.registry.local_models import LocalModels, RoutedModel
 from swarm.report.paired_comparison import PairedComparison
 from swarm.report.sections import configuration_blocks
@@ -48,41 +47,92 @@ def prompts(count: int = 24) -> list[str]:
     ]
 
 
-def router() -> PromptRouter:
-    found = fit_router(prompts())
+def draw_states(count: int, kinds: int, noise: float = 0.3, seed: int = 0) -> dict[int, np.ndarray]:
+    """States in which the kinds are apart at layer 2, and nothing is at layer 1."""
+    draw = np.random.default_rng(seed)
+    centres, row = 5 + draw.normal(size=(kinds, 16)), np.arange(count) % kinds
+    return {
+        1: draw.normal(size=(count, 16)),
+        2: centres[row] + noise * draw.normal(size=(count, 16)),
+    }
+
+
+def open_engine(base: Path, pool: Pool, plan: str = "stacked") -> HFEngine:
+    engine = HFEngine(plan)
+    engine.open(BaseModel(str(base)), pool, "cpu")
+    return engine
+
+
+@pytest.fixture(scope="module")
+def router(tiny_llama: Path, tiny_pool: Path) -> PromptRouter:
+    """Of the tiny model, for two kinds."""
+    texts = prompts()
+    states = open_engine(tiny_llama, Pool(tiny_pool, space="delta").open()).embed_prompts(texts)
+    values = np.array([[float(i % 3 == 0) for i in range(24)], [0.3] * 24])
+    found = choose_kinds(states, texts, values, 2).router
     assert found
     return found
 
 
-def test_templates_are_routes_and_contents_are_not() -> None:
-    found = router()
-    assert len(found.names) == 2
-    routes = found.assign(["Sort these numbers: 8 9.", "How far is Rome? Roads: A to B 9 km."])
-    assert routes.tolist() == found.assign([prompts()[0], prompts()[1]]).tolist()
-    assert len(set(routes.tolist())) == 2
-    assert fit_router([one for one in prompts(40) if one.startswith("Sort")]) is None
-    assert fit_router(["", "", "", "", ""]) is None
-    words = "apple bread cedar drum eagle flute grape house island jelly kite lemon".split()
-    draw = np.random.default_rng(0)
-    assert fit_router([" ".join(draw.choice(words, 6)) for _ in range(60)]) is None
-    assert fit_router(prompts(), 1) is None
-    more = fit_router([*prompts(), *(f"{i} + {i * 3} =" for i in range(12))])
-    assert more and len(more.names) == 3, "a prompt without a known word has a route"
-    assert more.names[more.assign(["7 - 2 =", ""])[0]] == "other"
+def test_kinds_are_those_whose_best_starts_differ() -> None:
+    """By the layer that tells them apart, and only if that pays."""
+    count, kinds = 90, 3
+    states, row = draw_states(count, kinds), np.arange(count) % kinds
+    texts = [f"{('sort', 'road', 'date')[kind]} number {i}" for i, kind in enumerate(row)]
+    draw = np.random.default_rng(1)
+    right = draw.random((4, count)) < 0.1
+    values = np.where(row == np.arange(4)[:, None], draw.random(count) < 0.8, right).astype(float)
+    found = choose_kinds(states, texts, values)
+    assert found.router and found.router.layer == 2
+    assert found.each > 0.7 and found.single < 0.4 and found.error < 0.1
+    assert len(found.router.names) == 3 and len(np.unique(found.router.assign(states))) == 3
+    for kind, (name, example) in enumerate(
+        zip(found.router.names, found.router.examples, strict=True)
+    ):
+        mine = np.flatnonzero(found.router.assign(states) == kind)
+        assert len({*row[mine]}) == 1 and example in {texts[i] for i in mine}
+        assert name.startswith(example.split()[0])
+    # Two kinds have the same best expert.
+    both = values[[0, 1, 3]]
+    both[1] = np.maximum(values[1], values[2])
+    found = choose_kinds(states, texts, both)
+    assert found.router and len(found.router.names) == 2 and len(found.router.centroids) >= 3
+    # One expert is the best for all; nobody is good at anything; everything is noise.
+    for other in (
+        np.vstack([np.ones(count), values]),
+        np.zeros((4, count)),
+        draw.integers(0, 2, (9, count)).astype(float),
+    ):
+        found = choose_kinds(states, texts, other)
+        assert found.router is None
+    assert choose_kinds(states, texts, values, 5).router is not None
+    with pytest.raises(UserError, match=r"pool.routes=16: the 10 dev prompts"):
+        choose_kinds({2: states[2][:10]}, texts[:10], values[:, :10], 16)
 
 
-def test_a_router_is_read_as_written_and_nothing_else_is() -> None:
-    found = router()
-    again = read_router(json.loads(json.dumps(found.to_dict())))
-    assert again == found and again.digest() == found.digest()
-    assert again.assign(prompts()).tolist() == found.assign(prompts()).tolist()
+def test_domains_are_kinds_where_clusters_are_not() -> None:
+    """Three kinds along a line of one direction, in the midst of larger differences."""
+    draw, count = np.random.default_rng(2), 120
+    row = np.arange(count) % 3
+    vectors = 3 * draw.normal(size=(count, 4)) * [1, 1, 1, 0]
+    vectors[:, 3] = row * 2.5
+    values = (row == np.arange(3)[:, None]).astype(float)
+    texts = [f"prompt {i}" for i in range(count)]
+    alone = choose_kinds({1: vectors}, texts, values)
+    labelled = choose_kinds({1: vectors}, texts, values, "auto", [f"d{kind}" for kind in row])
+    assert labelled.each > alone.each
+
+
+def test_a_router_is_read_as_written_and_nothing_else_is(router: PromptRouter) -> None:
+    again = read_router(json.loads(json.dumps(router.to_dict())))
+    assert again == router and again.digest() == router.digest()
     for wrong in (
         {},
-        {**found.to_dict(), "names": ["one"]},
-        {**found.to_dict(), "names": ["..", "a/b"]},
-        {**found.to_dict(), "weights": [1.0]},
-        {**found.to_dict(), "routes": [0, 0]},
-        {**found.to_dict(), "routes": [0, 1, 1]},
+        {**router.to_dict(), "names": ["one"]},
+        {**router.to_dict(), "names": ["..", "a/b"]},
+        {**router.to_dict(), "mean": [1.0]},
+        {**router.to_dict(), "routes": [0, 0]},
+        {**router.to_dict(), "routes": [0, 1, 1]},
     ):
         with pytest.raises(UserError, match=r"pool.routes: not a router"):
             read_router(wrong)
@@ -94,83 +144,28 @@ def test_wrong_numbers_of_routes_are_refused(
     for value in (0, 17, True, "two"):
         with pytest.raises(UserError, match=r"pool.routes=.*at least 1, at most 16"):
             Pool("pool", routes=value)
-    with pytest.raises(UserError, match=r"pool.routes=4: a search fits the router"):
-        Pool(tiny_pool, routes=4).open()
-    with pytest.raises(UserError, match=r"pool.routes=9: .*24 dev prompts"):
-        fit_router(prompts(), 9)
-    done = commands.run("swarm.search", *command(tmp_path, tiny_llama, tiny_pool, pool__routes=9))
-    assert done.code == 1 and "pool.routes=9" in done.err and not (tmp_path / "search").exists()
+    words = command(tmp_path, tiny_llama, tiny_pool, pool__routes=9)
+    done = commands.run("swarm.search", *words, "task.dev_limit=8")
+    assert done.code == 1 and "pool.routes=9: there are" in done.err
+    assert not (tmp_path / "search").exists()
 
 
-@pytest.fixture
-def pool(tiny_llama: Path, tiny_pool: Path) -> Iterator[Pool]:
-    yield Pool(tiny_pool, space="delta", groups="kind", routes=router().to_dict()).open()
-
-
-def routed_position(pool: Pool) -> tuple[np.ndarray, np.ndarray]:
-    """A position [R * D] and its rows [R, D]."""
-    size = len(pool.names) * len(pool.groups) // 2
-    rows = np.random.default_rng(1).normal(0, 0.7, (2, size))
-    return rows.reshape(-1), rows
-
-
-def open_engine(base: Path, pool: Pool, plan: str = "merged") -> HFEngine:
-    engine = HFEngine(plan)
-    engine.open(BaseModel(str(base)), pool, "cpu")
-    return engine
-
-
-@pytest.mark.parametrize("plan", ["merged", "stacked"])
-@pytest.mark.parametrize("space", ["delta", "factor"])
-@pytest.mark.parametrize("choices", [(), (" yes", " no, not")])
-def test_each_prompt_is_answered_with_the_coefficients_of_its_route(
-    tiny_llama: Path, tiny_pool: Path, space: str, plan: str, choices: tuple[str, ...]
-) -> None:
-    """Stacked, rows of both routes are in the same batches."""
-    routed = Pool(tiny_pool, space=space, groups="kind", routes=router().to_dict()).open()
-    plain = Pool(tiny_pool, space=space, groups="kind").open()
-    position, rows = routed_position(routed)
-    other = np.tile(rows[1], 2)
-    # Of different lengths: rows that have ended leave their batch.
-    limits = [0 if choices else 1 + i for i in range(7)]
-    requests = [
-        Request(text, limit, choices) for text, limit in zip(prompts(7), limits, strict=True)
-    ]
-    requests.append(Request((Message("user", prompts(1)[0]),), 0 if choices else 5, choices))
-    engine = open_engine(tiny_llama, routed, plan)
-    found = engine.generate(np.array([position, other]), [requests, requests])
-    alone = open_engine(tiny_llama, plain)
-    each = alone.generate(rows, [requests, requests])
-    routes = router().assign([*prompts(7), prompts(1)[0]])
-    assert len(set(routes.tolist())) == 2
-    for mine, wanted in (
-        (found[0], [each[route][i] for i, route in enumerate(routes)]),
-        (found[1], each[1]),
-    ):
-        for one, expected in zip(mine, wanted, strict=True):
-            assert one.text == expected.text
-            assert np.allclose(one.logprobs, expected.logprobs, atol=1e-4)
-
-
-@pytest.mark.parametrize("choices", [(), (" yes", " no, not")])
-def test_routes_share_batches_where_caches_cannot_be_copied(
-    tmp_path: Path, choices: tuple[str, ...]
-) -> None:
-    base = tiny.model(tmp_path / "base", "mistral")
-    pool = Pool(tiny.pool(base, tmp_path / "pool"), space="delta", routes=router().to_dict()).open()
-    position, _ = routed_position(pool)
-    asked = [[Request(text, 0 if choices else 4, choices) for text in prompts(7)]]
-    one, other = (
-        open_engine(base, pool, plan).generate(position[None], asked)[0]
-        for plan in ("merged", "stacked")
-    )
-    assert [found.text for found in one] == [found.text for found in other]
-    assert all(
-        np.allclose(a.logprobs, b.logprobs, atol=1e-4) for a, b in zip(one, other, strict=True)
-    )
-
-
-# Coefficients, or activations, beyond float32.
+def test_prompts_are_embedded_as_by_the_base_alone(tiny_llama: Path, tiny_pool: Path) -> None:
+    """With positions set, in batches of several lengths, turns too."""
+    engine = open_engine(tiny_llama, Pool(tiny_pool, space="delta").open())
+    asked: list[Any] = [*prompts(5), "x", (Message("user", "How far is Rome?"),)]
+    size = len(Pool(tiny_pool).open().names)
+    engine.generate(np.full((1, size), 0.3), [[Request("x", 2)]])
+    base = tiny.load(tiny_llama)
+    for budget in (4096, 30):
+        engine._budget = budget
+        found = engine.embed_prompts(asked, [1, 2])
+        assert {*engine.embed_prompts(asked)} <= {1, 2}
+        for i, prompt in enumerate(asked):
+            ids = torch.tensor([engine._prompt_ids(prompt)])
+            with torch.no_grad():
+                states = base(input_ids=ids, output_hidden_states=True).hidden_states[1]
+            np.testing.assert_allclose(found[1][i], states[0].mean(dim=0), atol=1e-5)
 
 
 @pytest.mark.parametrize("space", ["delta", "factor"])
@@ -187,20 +182,19 @@ def test_a_gradient_is_that_of_each_route_through_an_adapted_head(
         kept = {name: tensor for name, tensor in load_file(file).items() if ".lora_" in name}
         save_file(kept, file)
     how: dict[str, Any] = {"space": space, "groups": "kind"}
-    routed = Pool(tmp_path / "pool", **how, routes=router().to_dict()).open()
-    plain = Pool(tmp_path / "pool", **how).open()
-    position, rows = routed_position(routed)
+    pool = Pool(tmp_path / "pool", **how).open()
+    size = len(pool.names) * len(pool.groups)
+    rows = np.random.default_rng(1).normal(0, 0.7, (2, size))
     examples = [Example(text, (" 2 3 4" if i % 2 else " 5",)) for i, text in enumerate(prompts(7))]
-    routes = router().assign(prompts(7))
-    engine = open_engine(tiny_llama, plain)
+    routes = [0, 1, 1, 0, 1, 1, 0]
+    engine = open_engine(tiny_llama, pool)
     alone = [
         engine.compute_gradient(rows[route], [one])
         for route, one in zip(routes, examples, strict=True)
     ]
-    engine = open_engine(tiny_llama, routed)
     for packed in (True, False):
         engine._packs_choices = packed
-        found = engine.compute_gradient(position, examples)
+        found = engine.compute_gradient(rows, examples, routes=routes)
         assert found.loss == pytest.approx(sum(one.loss for one in alone), rel=1e-5)
         for number, slope in enumerate(found.slope.reshape(len(rows), -1)):
             mine = [one.slope for one, route in zip(alone, routes, strict=True) if route == number]
@@ -284,7 +278,11 @@ def test_routes_with_equal_coefficients_are_one_folder(
 ) -> None:
     """What two adapters and many kinds give: no two folders with the same weights."""
     texts = [*prompts(), *(f"{i} + {i * 3} =" for i in range(12))]
-    routes = fit_router(texts)
+    plain = Pool(tiny_pool, space="delta").open()
+    engine = open_engine(tiny_llama, plain)
+    states = engine.embed_prompts(texts)
+    values = np.random.default_rng(0).random((3, len(texts)))
+    routes = choose_kinds(states, texts, values, 3).router
     assert routes and len(routes.names) == 3
     pool = Pool(tiny_pool, space="delta", routes=routes.to_dict()).open()
     first, second = np.random.default_rng(1).normal(0, 0.7, (2, len(pool.names)))
@@ -297,12 +295,13 @@ def test_routes_with_equal_coefficients_are_one_folder(
     assert sorted(one.name for one in (tmp_path / "best").iterdir() if one.is_dir()) == sorted(
         router.names
     )
-    assert router.assign(texts).tolist() == [[0, 1, 0][one] for one in routes.assign(texts)]
+    kinds = [[0, 1, 0][one] for one in routes.assign(states)]
+    assert router.assign(states).tolist() == kinds
     requests = [Request(text, 5) for text in texts]
-    engine = open_engine(tiny_llama, pool)
-    wanted = engine.generate(position[None], [requests])[0]
+    each = engine.generate(np.stack([first, second]), [requests, requests])
     saved = LocalModels(base=str(tiny_llama)).get_model(str(tmp_path / "best"))
-    assert [one.text for one in saved.generate(requests)] == [one.text for one in wanted]
+    wanted = [each[kind][i].text for i, kind in enumerate(kinds)]
+    assert [one.text for one in saved.generate(requests)] == wanted
     words = describe_position(pool.names, position.tolist(), pool.groups)
     assert words.startswith(f"{routes.names[0]} and 1 more: ") and words.count(": ") == 2
     pool.save(np.tile(first, 3), tmp_path / "one")
@@ -331,7 +330,7 @@ def command(folder: Path, base: Path, pool: Path, name: str = "run", **more: Any
         "optimizer__max_iterations": 4,
         "pool__space": "delta",
         "pool__groups": "auto",
-        "pool__routes": "auto",
+        "pool__routes": 2,
         "baselines": "[base,soup,routes]",
         **more,
     }
@@ -349,7 +348,7 @@ def test_a_search_from_the_first_prompt_to_an_exported_adapter(
 ) -> None:
     done = commands.run("swarm.search", *command(tmp_path, tiny_llama, tiny_pool))
     assert done.code == 0, done.out + done.err
-    assert "2 kinds of prompts" in done.out
+    assert "2 kinds of prompts have coefficients of their own" in done.out
     folder = tmp_path / "search" / "run"
     run = RunFolder(folder)
     routes = run.config["pool"]["routes"]
@@ -370,12 +369,56 @@ def test_a_search_from_the_first_prompt_to_an_exported_adapter(
     assert f"['kinds of prompts', '2: {', '.join(routes['names'])}']" in shown
     saved_answers_are_the_searchs(run, composed, tiny_llama)
     exports_work(folder, composed, tiny_llama, tmp_path)
+    assert run.rounds[0]["prompts_embedded"] == 24
+    evaluated = [one for one in run.rounds[0]["utilities"] if one is not None]
+    assert run.rounds[0]["prompts_scored"] == len(evaluated) * 24, "each is charged, once"
     for keys in ({"pool__space": "factor"}, {"optimizer__soups": 0}):
         name = next(iter(keys))
-        more = {"test": "false", "optimizer__max_iterations": 1, **keys}
+        more = {"test": "false", "optimizer__max_iterations": 1, "pool__routes": "auto", **keys}
         words = command(tmp_path, tiny_llama, tiny_pool, name, **more)
         assert commands.run("swarm.search", *words).code == 0
         assert RunFolder(tmp_path / "search" / name).config["pool"]["routes"] == 1
+        assert not RunFolder(tmp_path / "search" / name).verdict.kinds
+
+
+def test_rejected_kinds_change_nothing_but_the_cost(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
+) -> None:
+    """The starts are scored once, for the kinds and for the first iteration."""
+    more: dict[str, Any] = {"optimizer__max_iterations": 1, "optimizer__descent": "null"}
+    found = {}
+    for routes in ("auto", 1):
+        words = command(tmp_path, tiny_llama, tiny_pool, f"r{routes}", pool__routes=routes, **more)
+        done = commands.run("swarm.search", *words)
+        assert done.code == 0, done.out + done.err
+        found[routes] = RunFolder(tmp_path / "search" / f"r{routes}")
+        assert ("considered and rejected" in done.out) == (routes == "auto")
+    considered, plain = found["auto"], found[1]
+    assert considered.config["pool"]["routes"] == 1
+    assert "considered and rejected" in considered.verdict.kinds
+    assert considered.rounds[0].pop("prompts_embedded") == 24
+    assert considered.rounds == plain.rounds
+
+
+def test_a_search_with_kinds_resumes_exactly(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
+) -> None:
+    """After the first iteration, before it, and by the stored kinds of test items."""
+    for name in ("whole", "cut"):
+        words = command(tmp_path, tiny_llama, tiny_pool, name)
+        assert commands.run("swarm.search", *words).code == 0
+    record = tmp_path / "search" / "cut" / "rounds.jsonl"
+    whole = RunFolder(tmp_path / "search" / "whole")
+    lines = record.read_bytes().splitlines(keepends=True)
+    second = next(i for i, line in enumerate(lines) if b'"iteration":2' in line)
+    for kept in (second, 2):
+        record.write_bytes(b"".join(lines[:kept]))
+        (record.parent / "run.json").unlink(missing_ok=True)
+        done = commands.run("swarm.search", *words)
+        assert done.code == 0, done.out + done.err
+        again = RunFolder(record.parent)
+        assert again.rounds == whole.rounds
+        assert again.verdict.found == whole.verdict.found
 
 
 def saved_answers_are_the_searchs(run: RunFolder, particle: int, base: Path) -> None:
@@ -407,16 +450,23 @@ def exports_work(folder: Path, particle: int, base: Path, home: Path) -> None:
     assert "Each kind of prompt" in card and ROUTER_FILE in card
     code = card.partition("```python\n")[2].partition("```")[0]
     assert "import swarm" not in code and "from swarm" not in code
+    engine = HFEngine("stacked")
+    engine.load_base(BaseModel(str(base)), "cpu")
+    engine.set_adapters({})
+
+    def routes_of(texts: list[str]) -> list[str]:
+        return [router.names[i] for i in router.assign(engine.embed_prompts(texts))]
+
     for text in prompts(2):
         space: dict[str, Any] = {}
         with contextlib.chdir(home):
             exec(code.replace('prompt = "..."', f"prompt = {text!r}"), space)
-        adapter = home / "all" / router.names[router.assign([text])[0]]
+        adapter = home / "all" / routes_of([text])[0]
         saved = PeftModel.from_pretrained(tiny.load(Path(space["base"].name_or_path)), adapter)
         assert torch.equal(tiny.logits(space["model"]), tiny.logits(saved))
     texts = [*prompts(9), "7 - 2 =", "Sort how far, Rome"]
     chosen = [space["choose_adapter"](text) for text in texts]
-    assert chosen == [router.names[route] for route in router.assign(texts)]
+    assert chosen == routes_of(texts)
     hub = Export(str(folder), str(home / "all"), particle=particle, push_to_hub="user/name")
     code = hub.render_card().partition("```python\n")[2].partition("```")[0]
     assert 'folder = snapshot_download("user/name")' in code and compile(code, "card", "exec")

@@ -59,6 +59,7 @@ def arguments(folder: Path, base: Path, pool: Path, name: str = "run", **more: A
         "task.scoring": "logits",
         "pool.space": "factor",
         "pool.groups": "global",
+        "pool.routes": 1,
         **(PLAIN if more.get("optimizer", "pso") == "pso" and "experiment" not in more else {}),
         "optimizer.particles": 6,
         "optimizer.max_iterations": 4,

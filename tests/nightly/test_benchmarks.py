@@ -13,11 +13,6 @@ MODELS = "--model {base} --pool {pool} "
 SMALLEST = [
     ("iteration.py", MODELS + "--particles 2 --items 3 --repeats 1 --cases short", ["ratio"]),
     ("batching.py", MODELS + "--rows 2,3 --particles 2 --repeats 1", ["| 2 |", "| 3 |"]),
-    (
-        "batching.py",
-        MODELS + "--routed nlgraph_mini --items 12 --repeats 1",
-        ["| nlgraph_mini | 12 | 2 |"],
-    ),
     ("gradient.py", MODELS + "--steps 1 --repeats 1", ["|"]),
     ("startup.py", MODELS + "--repeats 1", ["first answer"]),
     (

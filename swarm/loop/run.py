@@ -627,12 +627,8 @@ class Run:
             pool.router = choice.router
             numbers = {"each": choice.each, "single": choice.single, "error": choice.error}
             found = {"numbers": numbers, "asked": pool.wanted_routes}
-        groups = len(pool.groups) // (pool.routes if given else 1)
         if router := pool.router:
             self._start_optimizer()
-            if len(pool.groups) != groups * pool.routes:  # the workers have others
-                self.executor.close()
-                self.executor.open(Worker(self.model, pool, self.task, self.engine))
             routes = {digest_items(self.task, "dev"): router.assign(states).tolist()}
             found |= {"router": router.to_dict(), "routes": routes}
         self.record.state |= {"kinds": found, "groups": list(pool.groups)}

@@ -214,8 +214,7 @@ class Pool(ExpertPool):
             raise UserError(f"pool.recipes={list(recipes)}: names one more than once")
         self.folder = find_path(folder)
         self.experts = None if experts is None else list(experts)
-        self.space, self.export_rank = space, export_rank
-        self.division = self._given_division = groups
+        self.space, self.export_rank, self.division = space, export_rank, groups
         self.new_adapter = self._given_adapter = new_adapter
         self._base_check, self._elites, self._elite_count = base, elites, elite_count
         self._extra = ExtraRows(base_row, list(recipes), density, sparse_rows)
@@ -263,7 +262,7 @@ class Pool(ExpertPool):
             gradients: Whether a search has gradients for the coefficients: it can then learn those
                 of each module, while a black box of so many dimensions could not be searched.
         """
-        if self._given_division == AUTO:
+        if self.division == AUTO:
             self.division = "per_module" if gradients else "global"
         if self._given_adapter == AUTO:
             self.new_adapter = NEW_RANK if gradients else None

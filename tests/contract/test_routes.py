@@ -3,7 +3,6 @@
 import contextlib
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import commands
@@ -24,7 +23,6 @@ from swarm.loop.evaluator import EvaluatedPositions, mean_by_route
 from swarm.merging.positions import describe_position
 from swarm.models.base import Example, Message, Request
 from swarm.optimizers.base import SearchResources
-from swarm.optimizers.gradient import Descent
 from swarm.optimizers.swarm import MemeticSwarm
 from swarm.pool.adapter import ROUTER_FILE, read_adapter, read_routed_adapter
 from swarm.pool.pool import Pool
@@ -225,52 +223,6 @@ def test_the_swarm_composes_what_is_best_on_each_route() -> None:
     assert swarm.best_utility == 0.7
     moved = swarm.ask()
     assert swarm.evaluate.all() and not np.array_equal(moved[:4], first[:4])
-
-
-@pytest.mark.parametrize("items", [24, 240])
-def test_routes_with_the_same_best_start_are_one_kind(items: int) -> None:
-    """Composed of the best on each, to the last iteration, whatever comes; resumed as well."""
-
-    def advance(swarm: MemeticSwarm, iteration: int) -> None:
-        course = swarm.descend(items)
-        draw = np.random.default_rng(iteration)
-        with contextlib.suppress(StopIteration):
-            wanted = next(course)
-            while True:
-                slopes = [draw.normal(size=one.position.size) for one in wanted]
-                losses = draw.random(len(wanted))
-                wanted = course.send(
-                    [
-                        SimpleNamespace(loss=loss, slope=slope)
-                        for loss, slope in zip(losses, slopes, strict=True)
-                    ]
-                )
-        swarm.ask()
-        swarm.tell(draw.random(5))
-
-    def create() -> MemeticSwarm:
-        swarm = MemeticSwarm(active=None, descent=Descent(steps=3), restart_patience=0.1)
-        swarm.set_resources(SearchResources(routes=3, gradients=True))
-        swarm.start(3, seed=0, groups=6)
-        return swarm
-
-    swarm = create()
-    swarm.ask()
-    assert swarm.composed == 4 and swarm.evaluate.tolist() == [True] * 4 + [False]
-    swarm.tell_routes(np.array([[0.9, 0, 0.9], [0, 0.9, 0], [0] * 3, [0] * 3, [np.nan] * 3]))
-    swarm.tell(np.array([0.6, 0.3, 0, 0, np.nan]))
-    for iteration in range(1, 9):
-        if iteration == 4:
-            state = json.loads(json.dumps(swarm.state_dict()))
-        advance(swarm, iteration)
-    rows = swarm.positions.reshape(5, 3, -1)
-    assert np.array_equal(rows[:, 0], rows[:, 2])
-    assert not np.isclose(rows[:, 0], rows[:, 1]).any()
-    again = create()
-    again.load_state_dict(state)
-    for iteration in range(4, 9):
-        advance(again, iteration)
-    assert np.array_equal(again.positions, swarm.positions)
 
 
 def test_routes_with_equal_coefficients_are_one_folder(

@@ -122,6 +122,7 @@ OF_KEY: dict[str, list[str]] = {
     "pool.export_rank": [*WHOLE, "0", "4"],
     "pool.groups": [*WORD, "0", "-1", "1.5", "null"],
     "pool.control": WORD,
+    "pool.most": [*WHOLE, "0", "1", "null"],
     "pool.control_seed": [*WHOLE, "null"],
     "pool.elites": [*PLACE, "''", "{here}", "{here}/file"],
     "pool.elite_count": [*WHOLE, "0", "null"],

@@ -214,7 +214,7 @@ class JobResult:
 def resolve_split(task: Task, split: str) -> tuple[Task, Sequence[Item]]:
     """Return the task to run for a job's split, and the items that its indices refer to."""
     if split not in ("judged", "test"):
-        return task, task.items("dev")
+        return task, task.items(data_split(split))
     return task.metric_task, task.items(data_split(split))
 
 

@@ -437,6 +437,7 @@ class Run:
             log.warning("%s: answers may differ from earlier ones by rounding", changed)
         base = self.model.describe_substitute()
         notes = [f"base: {self.model.path} as {base}"] if base else []
+        notes += [describe_selection(self.selected)] if self.selected else []
         self.view.progress.final_items = self.final_items()
         items = len(self.searched), len(self.held_out)
         self.view.show_start(resumed, self.task.name, *items, [*notes, *self.notes])
@@ -574,7 +575,6 @@ class Run:
                 self.view.show_job(result)
             self._adopt_experts({**known, **selection.choose(values)})
             self._evaluator.experts = tuple(self.selected["chosen"])
-        self.notes.insert(0, describe_selection(self.selected))
 
     # Kinds of prompts
 

@@ -8,7 +8,7 @@ and comparisons are studies.
   python -m swarm.study compare seeds=3 parallel=2     conf/study/compare.yaml
   python -m swarm.study mine.yaml hours=1.5            a yaml of your own; stops after 1.5 hours
   python -m swarm.study sweep                          Optuna draws the next settings (extra: bayes)
-  python -m swarm.study small 'only=[nlgraph_mini,cmaes,36,seed0]' dry_run=true
+  python -m swarm.study main 'only=[nlgraph_mini,cmaes,seed0]' dry_run=true
 
 Keys: seeds (their number, from 0), only (names of tasks and methods, budgets, seed0), hours (null),
 parallel (1 process), keep (false: run folders are removed once their result is written), results
@@ -69,7 +69,7 @@ def parse_words(words: Sequence[str]) -> tuple[StudyOptions, list[str]]:
 
 
 def describe_missing(study: Study, missing: Sequence[Cell]) -> list[str]:
-    """List missing cells, and their CPU time by the stored results that are most like them.
+    """List missing cells, their cost, and their CPU time by the stored results most like them.
 
     A cell counts as the median of the results with other seeds; if there are none, of the other
     methods on the same task with the same budget.
@@ -89,7 +89,8 @@ def describe_missing(study: Study, missing: Sequence[Cell]) -> list[str]:
             times.append(median(alike))
         else:
             unknown[cell.task] += 1
-    lines = [cell.path for cell in missing]
+    cost = sum(map(study.prompt_budget, missing))
+    lines = [*(cell.path for cell in missing), f"at most {cost:,} prompt-equivalents on dev"]
     if times:
         lines.append(
             f"about {format_duration(sum(times))} of CPU time for {len(times)} of the "

@@ -1,4 +1,4 @@
-"""Fine-tune an expert by gradient: python -m swarm.finetune task=nlgraph_mini expert=rooms."""
+"""Train a new LoRA, or an expert further: python -m swarm.finetune task=nlgraph_mini."""
 
 import hydra
 from omegaconf import DictConfig

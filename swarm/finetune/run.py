@@ -3,10 +3,12 @@
 import json
 import logging
 import shutil
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, SkipValidation
@@ -37,6 +39,7 @@ from swarm.loop.evaluator import (
     split_dev_holdout,
 )
 from swarm.loop.identity import check_run_path, digest_items, identity_settings
+from swarm.optimizers.base import GRADIENT_COST
 from swarm.pool.adapter import (
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -103,8 +106,8 @@ def format_tuning(verdict: Verdict, facts: Mapping[str, Any]) -> list[str]:
         "so the dev score of the tuned model is optimistic."
     )
     found.append(
-        f"Chosen: step {facts['step']} of {facts['steps']}. Training examples (forward and "
-        f"backward): {facts['examples_seen']}; held-out examples (forward): "
+        f"Chosen: step {facts['step']} of {facts['steps']}, rate {facts['rate']:g}. Training "
+        f"examples (forward and backward): {facts['examples_seen']}; held-out examples (forward): "
         f"{facts['examples_evaluated']}; prompts for this table: {verdict.cost}."
     )
     if kept := verdict.held_out:
@@ -138,9 +141,14 @@ class FinetuneRun:
         model, pool, engine, executor, job: As for a search.
         expert: Name of an expert of the pool, or folder of an adapter, to start from.
         run: A run folder, whose best initial expert is the start; without both, a fresh LoRA is.
-        steps, batch, rate, every, patience: See `swarm.finetune.trainer.AdapterTrainer`.
-        holdout: Share of dev items held out from training; 0 for none.
-        rank, alpha, targets: Parameters of a fresh LoRA.
+        steps, batch, every, patience: See `swarm.finetune.trainer.AdapterTrainer`.
+        budget: Maximum cost in prompt-equivalents, divided among the rates: 3 for a training
+            example, 1 for a held-out one. It lowers `steps`; `None` is no limit.
+        rate: Learning rate, or several, each trained from the same start, of which the lowest
+            held-out loss chooses.
+        holdout: Share of dev items held out from training; 0 for none, with one rate.
+        rank, alpha, targets: Parameters of a fresh LoRA; "all-linear" is all linear layers but the
+            output's.
         seed: Random seed.
         test: Whether to compare start and end on the test split.
         gpus: CUDA devices; the first one trains.
@@ -162,14 +170,15 @@ class FinetuneRun:
         expert: Text | None = None,
         run: Text | None = None,
         steps: Positive = 100,
+        budget: Positive | None = None,
         batch: Positive = 8,
-        rate: PositiveNumber = 1e-3,
+        rate: PositiveNumber | Annotated[list[PositiveNumber], Field(min_length=1)] = 1e-3,
         holdout: Annotated[float, Field(ge=0, lt=1)] = 0.2,
         every: Positive = 10,
         patience: Positive = 3,
-        rank: Positive = 8,
-        alpha: PositiveNumber = 16,
-        targets: Annotated[Sequence[Text], Field(min_length=1)] = ("q_proj", "v_proj"),
+        rank: Positive = 16,
+        alpha: PositiveNumber = 32,
+        targets: Literal["all-linear"] | Annotated[list[Text], Field(min_length=1)] = "all-linear",
         seed: Count = 42,
         test: bool = True,
         gpus: Sequence[int] = (),
@@ -190,12 +199,15 @@ class FinetuneRun:
         self.task: Any = task
         self.model, self.pool, self.engine = model, pool, engine
         self.executor, self.job, self.expert, self.run = executor, job, expert, run
-        self.recipe: dict[str, Any] = {"steps": steps, "batch": batch, "rate": rate}
+        rates = rate if isinstance(rate, list) else [rate]
+        if len(rates) > 1 and not holdout:
+            raise UserError("holdout=0: held-out items choose among several rates; give one rate=")
+        self.recipe: dict[str, Any] = {"steps": steps, "batch": batch, "rate": rates}
         self.recipe |= {"every": every, "patience": patience, "seed": seed}
-        self.holdout, self.seed, self.test = holdout, seed, test
+        self.budget, self.holdout, self.seed, self.test = budget, holdout, seed, test
         self.splits = ("dev", "test") if test else ("dev",)
         self.fresh: dict[str, Any] = {"r": rank, "lora_alpha": alpha}
-        self.fresh["target_modules"] = list(targets)
+        self.fresh["target_modules"] = targets
         self.device = f"cuda:{gpus[0]}" if gpus else "cpu"
         self.folder = Path(folder) / name
         self.state: dict[str, Any] = {}
@@ -215,6 +227,8 @@ class FinetuneRun:
         dev, tuned = self.task.items("dev"), self.folder / "tuned"
         test_digest = {"test_items": digest_items(self.task, "test") if self.test else None}
         trained, held_out = split_dev_holdout(dev, self.holdout, self.seed)
+        if self.budget:
+            self._limit_steps(self.budget, len(held_out))
         label, source = self._find_start()
         if not tuned.is_dir():
             check_start_adapter(source, self.fresh["target_modules"], self.model)
@@ -234,6 +248,26 @@ class FinetuneRun:
         print("\n".join(format_tuning(verdict, facts)))
         print(f"tuned adapter: {tuned}")
         return verdict
+
+    def _limit_steps(self, budget: int, held_out: int) -> None:
+        """Lower the steps to those that each rate's share of a budget pays for.
+
+        A step costs `GRADIENT_COST` for each example of its batch. The held-out examples are
+        evaluated at the start and after every `every` steps.
+
+        Raises:
+            UserError: It pays for no step.
+        """
+        batch, every, rates = (self.recipe[key] for key in ("batch", "every", "rate"))
+        share = budget // len(rates)
+
+        def cost(steps: int) -> int:
+            return GRADIENT_COST * batch * steps + held_out * (1 + -(-steps // every))
+
+        steps = bisect_right(range(share), share, key=cost) - 1
+        if steps < 1:
+            raise UserError(f"budget={budget} is too small for a training step of each rate")
+        self.recipe["steps"] = min(steps, self.recipe["steps"])
 
     def _open_state(self, config: Mapping[str, Any], label: str, source: Path | None) -> None:
         """Read the state of this fine-tuning from the folder, or write the initial one."""
@@ -299,12 +333,12 @@ class FinetuneRun:
 
     def _has_started(self) -> bool:
         """Return whether the folder contains trained weights."""
-        checkpoints = (self.folder / TRAINING).glob("checkpoint-*")
+        checkpoints = (self.folder / TRAINING).glob("*/checkpoint-*")
         return (self.folder / "tuned").exists() or any(checkpoints)
 
-    def _last_checkpoint(self) -> Path | None:
-        """Return the last checkpoint of which all files are intact."""
-        found = (self.folder / TRAINING).glob("checkpoint-*")
+    def _last_checkpoint(self, rate: float) -> Path | None:
+        """Return the last checkpoint at a rate of which all files are intact."""
+        found = (self.folder / TRAINING / f"{rate:g}").glob("checkpoint-*")
         for folder in sorted(found, key=lambda one: -int(one.name.split("-")[1])):
             files = {path.relative_to(self.folder).as_posix() for path in folder.iterdir()}
             if files and files <= set(self._record.sums):
@@ -332,37 +366,48 @@ class FinetuneRun:
             if not (self.folder / "start").is_dir():
                 with self._record.replacing("start"):
                     self._write_start(model, label, source)
-            adapted = PeftModel.from_pretrained(model, self.folder / "start", is_trainable=True)
         trained, held = (tokenize_items(self.task, one, tokenizer) for one in (examples, held_out))
         print(f"{self.folder}: training on {len(examples)} dev items, holding out {len(held_out)}")
         recipe = dict(self.recipe)
-        batch, steps, seed = recipe.pop("batch"), recipe.pop("steps"), recipe["seed"]
+        batch, steps, rates = (recipe.pop(key) for key in ("batch", "steps", "rate"))
 
         def add_checksums() -> None:
             with self._record.replacing(TRAINING):
                 pass
 
-        trainer = AdapterTrainer(
-            adapted,
-            trained,
-            shuffled_batches(len(trained), batch, steps, seed),
-            held_out=held,
-            folder=self.folder / TRAINING,
-            checkpoint=self._last_checkpoint(),
-            on_checkpoint=add_checksums,
-            **recipe,
-        )
-        try:
-            trainer.run()
-        except torch.OutOfMemoryError:
-            raise UserError(f"out of memory on {self.device}; lower batch={batch}") from None
+        trainers: list[AdapterTrainer] = []
+        for rate in rates:
+            if trainers:
+                model = trainers[-1].model.unload()
+            with quiet_transformers():
+                adapted = PeftModel.from_pretrained(model, self.folder / "start", is_trainable=True)
+            trainer = AdapterTrainer(
+                adapted,
+                trained,
+                shuffled_batches(len(trained), batch, steps, self.seed),
+                rate,
+                say=partial(print, f"rate {rate:g},") if len(rates) > 1 else print,
+                held_out=held,
+                folder=self.folder / TRAINING / f"{rate:g}",
+                checkpoint=self._last_checkpoint(rate),
+                on_checkpoint=add_checksums,
+                **recipe,
+            )
+            try:
+                trainer.run()
+            except torch.OutOfMemoryError:
+                raise UserError(f"out of memory on {self.device}; lower batch={batch}") from None
+            trainers.append(trainer)
+        best = min(trainers, key=lambda one: one.lowest_loss)
+        trainers[-1].set_weights(best.best)
         training = {
-            "step": trainer.best_step,
-            "steps": trainer.state.global_step,
-            "evaluations": trainer.evaluations,
+            "rate": rates[trainers.index(best)],
+            "step": best.best_step,
+            "steps": best.state.global_step,
+            "evaluations": best.evaluations,
             "examples": len(examples),
-            "examples_seen": trainer.state.global_step * batch,
-            "examples_evaluated": len(trainer.evaluations) * len(held_out),
+            "examples_seen": sum(one.state.global_step for one in trainers) * batch,
+            "examples_evaluated": sum(len(one.evaluations) for one in trainers) * len(held_out),
         }
         note = {"tuned_from": label, "task": self.task.name, "training": training}
         with self._record.replacing("tuned", TRAINING):
@@ -524,7 +569,7 @@ def tokenize_items(task: QuestionTask, items: Sequence[Item], tokenizer: Any) ->
     return found
 
 
-def check_start_adapter(source: Path | None, targets: Sequence[str], base: BaseModel) -> None:
+def check_start_adapter(source: Path | None, targets: Sequence[str] | str, base: BaseModel) -> None:
     """Check that the adapter in `source`, or a fresh one of `targets`, fits the base.
 
     Only the shapes of the base are built, not its weights.
@@ -549,7 +594,7 @@ def check_start_adapter(source: Path | None, targets: Sequence[str], base: BaseM
                 f"{source}: adapts {name}, {inputs} to {outputs}, which {base.path} does not "
                 "have as a linear layer; give an adapter of this base, or its own base as model="
             )
-    for target in [] if adapter else targets:
+    for target in [] if adapter or isinstance(targets, str) else targets:
         if not any(f".{name}".endswith(f".{target}") for name in layers):
             have = ", ".join(sorted({name.rpartition(".")[2] for name in layers}))
             raise UserError(

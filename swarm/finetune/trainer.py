@@ -29,8 +29,9 @@ class AdapterTrainer(Trainer):
     """Trains the weights of a model that require gradients; resumes exactly from a checkpoint.
 
     AdamW without weight decay; the rate has a short warm-up and a linear decay to zero, gradients
-    are clipped to a norm of 1. The model ends with the weights of the lowest held-out loss, those
-    of the start among them; without held-out examples with those of the last step.
+    are clipped to a norm of 1. The model ends with the weights of the lowest held-out loss
+    (`evaluate_loss`), those of the start among them; without held-out examples with those of the
+    last step.
 
     Args:
         model: A causal language model of transformers with a PEFT adapter.
@@ -116,9 +117,13 @@ class AdapterTrainer(Trainer):
             self.train(resume_from_checkpoint=self.checkpoint and str(self.checkpoint))
         elif self.checkpoint is not None:
             self._load_from_checkpoint(str(self.checkpoint))
+        self.set_weights(self.best)
+
+    def set_weights(self, weights: dict[str, torch.Tensor]) -> None:
+        """Set the model's trained weights by name."""
         for name, weight in self._trained_weights():
-            if name in self.best:
-                weight.data.copy_(self.best[name])
+            if name in weights:
+                weight.data.copy_(weights[name])
 
     @property
     def evaluations(self) -> list[tuple[int, float | None, float | None]]:
@@ -134,6 +139,11 @@ class AdapterTrainer(Trainer):
         """Step of the lowest held-out loss, the first of equal ones; without any the last step."""
         losses = [(held, step) for step, _, held in self.evaluations if held is not None]
         return min(losses)[1] if losses else int(self.state.global_step)
+
+    @property
+    def lowest_loss(self) -> float:
+        """The lowest held-out loss; infinite without any."""
+        return min((held for _, _, held in self.evaluations if held is not None), default=math.inf)
 
     def _is_stale(self) -> bool:
         stale = sum(step > self.best_step for step, _, _ in self.evaluations)
@@ -222,8 +232,8 @@ def collate_pairs(batch: Sequence[TokenPair]) -> dict[str, torch.Tensor]:
     }
 
 
-def answer_loss(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Return the mean cross-entropy of the answers' tokens in nats; prompts do not count."""
+def token_losses(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return the cross-entropy [B, L] of the answers' tokens in nats, 0 beside them."""
     inputs = {name: tensor.to(model.device) for name, tensor in inputs.items()}
     targets = inputs.pop("labels")
     longest = targets.shape[1]
@@ -231,22 +241,30 @@ def answer_loss(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     # last one is dropped. float32, as a softmax in bfloat16 is too coarse for a loss.
     found = model(**inputs, logits_to_keep=longest + 1, use_cache=False).logits
     logits = found[:, -longest - 1 : -1].float()
-    return torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX
+    losses = torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="none"
     )
+    return losses.view_as(targets)
+
+
+def answer_loss(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return the mean cross-entropy of the answers' tokens in nats; prompts do not count."""
+    return token_losses(model, inputs).sum() / (inputs["labels"] != IGNORE_INDEX).sum()
 
 
 def evaluate_loss(model: Any, pairs: Sequence[TokenPair], batch: int) -> float:
-    """Return the mean loss of all answers' tokens in nats."""
-    total, tokens = 0.0, 0
+    """Return one minus the mean probability of the whole answers.
+
+    It is the expected share of wrong answers, and bounded: the cross-entropy of a few confident
+    errors among few items stops the training where right answers still become more.
+    """
+    total = 0.0
     model.eval()
     with torch.inference_mode():
         for start in range(0, len(pairs), batch):
-            part = pairs[start : start + batch]
-            count = sum(len(answer) for _, answer in part)
-            total += answer_loss(model, collate_pairs(part)).item() * count
-            tokens += count
-    return total / tokens
+            inputs = collate_pairs(pairs[start : start + batch])
+            total += torch.exp(-token_losses(model, inputs).sum(dim=1)).sum().item()
+    return 1 - total / len(pairs)
 
 
 def shuffled_batches(examples: int, batch: int, steps: int, seed: int) -> list[list[int]]:

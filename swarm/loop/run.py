@@ -501,7 +501,6 @@ class Run:
             pool.experts = pool.names[: pool.most]
             pool.open(self.model)
         self.budget.check_experts_fit(len(pool.names), items)
-        self.optimizer = optimizer = optimizer.choose(len(pool.names) * len(pool.groups))
         optimizer.start(len(pool.names), self.settings.seed, len(pool.groups))
         if missing and optimizer.needs_gradients:
             raise UserError(f"optimizer: {missing}; use optimizer=pso, cmaes or nes")
@@ -708,9 +707,7 @@ class Run:
         optimizer, notes = self.optimizer, list[str]()
         if self.pool.control:
             notes.append(f"a control: {CONTROL}, of the same shapes and norms (pool.control)")
-        if optimizer.reason:
-            notes.append(f"optimizer=auto chooses {optimizer.reason}")
-        elif missing and optimizer.needs_gradients is False:
+        if missing and optimizer.needs_gradients is False:
             notes.append(f"the swarm moves without its gradient term: {missing}")
         elif self.descents and optimizer.needs_gradients is not None:
             notes.append(self.descents.describe())

@@ -157,7 +157,7 @@ class Optimizer:
     are imported where they are used. All randomness is derived from (seed, iteration, particle), so
     that a resumed run equals an uninterrupted one.
 
-    The life of one: `set_resources`, `choose`, `start`, then `ask` and `tell` in turn until there
+    The life of one: `set_resources`, `start`, then `ask` and `tell` in turn until there
     is a `stop_reason`; before each `ask` but the first the loop answers `descend`. A subclass
     defines the initial population, proposals and updates (`_initial_population`,
     `_propose_positions`, `_update_state`); its state is in the attributes named in `STATE`.
@@ -193,16 +193,10 @@ class Optimizer:
     max_iterations: Annotated[int, Field(ge=1)] = 50
 
     resources = SearchResources()
-    reason = ""
-    """Why `choose` chose this optimizer."""
 
     def set_resources(self, resources: SearchResources) -> None:
         """Set the available resources; called before `start`."""
         self.resources = resources
-
-    def choose(self, dimensions: int) -> "Optimizer":
-        """Return the optimizer to start for this many coefficients: this one, unless it chooses."""
-        return self
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
         """Start a search over K experts in G groups; called once, before the first `ask`.

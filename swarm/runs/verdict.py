@@ -5,6 +5,7 @@ functions below put it in words; terminal, report, page, model card, trackers an
 """
 
 import json
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -633,6 +634,17 @@ def list_caveats(
         lines.append(
             f"Unread answers on {verdict.split} (empty, or without an answer that the task's "
             f"parser finds): {', '.join(unread)}."
+        )
+    texts = [
+        f"{one.label} {result.entropy:.2f} and {result.length:.1f}"
+        for one, result in every
+        if result and result.entropy is not None and result.length is not None
+    ]
+    if texts:
+        lines.append(
+            f"A scorer can be gamed: the entropy of the texts on {verdict.split} in bits (at most "
+            f"{math.log2((verdict.found.test or verdict.dev).n):.2f}) "
+            f"and their mean number of words: {', '.join(texts)}."
         )
     if verdict.start and verdict.start.routes and not verdict.start.whole:
         lines.append(

@@ -161,6 +161,7 @@ def _method_row(name: str, records: Mapping[int, Mapping[str, Any]]) -> Table:
         "tests": [one["test"] for one in mine],
         "interval": list(interval_over_seeds(item_values(records, seeds))),
         "gap": None if dev is None else dev - means["test"],
+        "texts": _means(mine, "entropy", "length") if mine[0].get("entropy") is not None else None,
         "no_gradient_gap": None if no_gradient is None else no_gradient - means["test"],
         "found": mine[0]["found"],
     }
@@ -371,6 +372,7 @@ def format_report(found: Mapping[str, Any]) -> list[str]:
 
 def _format_block(references: Sequence[str], table: Table) -> list[str]:
     columns = ["seeds", "dev", "test", "dev - test", *(f"vs {name}, p" for name in references)]
+    columns += ["entropy, words"] * any(row["texts"] for row in table["methods"])
     columns += ["prompt-equivalents", "CPU seconds"]
     rows: dict[str, dict[str, str]] = {}
     if constant := table["constant"]:
@@ -385,7 +387,7 @@ def _format_block(references: Sequence[str], table: Table) -> list[str]:
         }
     pair_format = "{difference:+.3f} [{low:+.3f}, {high:+.3f}], {p_holm:.2g}"
     for row in table["methods"]:
-        low, high = row["interval"]
+        (low, high), texts = row["interval"], row["texts"]
         pairs = {f"vs {name}, p": pair for name, pair in row["against"].items() if pair}
         rows[row["method"]] = {
             "seeds": f"{row['seeds']} of {row['planned_seeds']}",
@@ -393,6 +395,7 @@ def _format_block(references: Sequence[str], table: Table) -> list[str]:
             "test": f"{row['test']:.3f} [{low:.3f}, {high:.3f}]",
             "dev - test": _show(row["gap"], "+.3f"),
             **{column: pair_format.format(**pair) for column, pair in pairs.items()},
+            "entropy, words": "{entropy:.2f}, {length:.1f}".format(**texts) if texts else "",
             "prompt-equivalents": f"{row['prompt_equivalents']:.0f}",
             "CPU seconds": f"{row['cpu_seconds']:.0f}",
         }

@@ -35,6 +35,7 @@ class StudyMethod(Settings):
         words: Command-line words of that command.
         skip: Names of tasks that the method does not support.
         varies: What the result depends on; the method runs once for all values of the others.
+        budget: Of this method, instead of the study's.
         limits: "lifted" leaves the budget as the only limit of a search, "own" leaves the others as
             configured.
     """
@@ -43,6 +44,7 @@ class StudyMethod(Settings):
     words: list[str] = Field(default_factory=list)
     skip: list[str] = Field(default_factory=list)
     varies: list[Literal["budget", "seed"]] = Field(default=["budget", "seed"])
+    budget: Positive | None = None
     limits: Literal["lifted", "own"] = "lifted"
 
 
@@ -222,6 +224,11 @@ class Study:
             return all(value is None or value in words for value, kind in mine if words & kind)
 
         return [cell for cell in self.cells() if is_selected(cell)]
+
+    def prompt_budget(self, cell: Cell) -> int:
+        """Return a cell's budget in prompt-equivalents; 0 if the result does not depend on one."""
+        budget = (self.methods[cell.method].budget or cell.budget) if cell.budget else 0
+        return budget * (cell.dev if self.file.unit == "positions" else 1)
 
     def result(self, cell: Cell) -> dict[str, Any] | None:
         """Return a cell's result; `None` if there is none."""

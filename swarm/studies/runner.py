@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -41,14 +40,15 @@ from swarm._util.files import (
 from swarm._util.secrets import lent, plain_config
 from swarm._version import __version__
 from swarm.errors import UserError
-from swarm.loop.evaluator import records_to_scores, split_dev_holdout
+from swarm.loop.evaluator import records_to_scores
 from swarm.loop.identity import digest_items
 from swarm.merging.positions import describe_position
+from swarm.optimizers.base import GRADIENT_COST
 from swarm.runs.folder import RunFolder, is_run_folder, read_record
 from swarm.runs.lock import STUDY_LOCK_FILE
 from swarm.runs.verdict import Verdict, read_verdict
 from swarm.studies.plan import Cell, Study, key_head
-from swarm.tasks.metrics import best_constant_answers, is_mean_utility
+from swarm.tasks.metrics import best_constant_answers, is_mean_utility, measure
 
 HYDRA_DEFAULTS = {
     "defaults": [
@@ -69,9 +69,6 @@ SHARED_KEYS = {
 
 LIFTED_LIMITS = ("max_iterations", "patience")
 """Limits that could end a search before its budget does; lifted unless set by the study."""
-
-GRADIENT_COST = 3
-"""Cost of one training example, forward and backward, in prompt-equivalents."""
 
 USAGE_FILE = "spent.json"
 """File in a cell's folder: wall and CPU seconds of its processes, summed over all starts."""
@@ -235,8 +232,8 @@ class StudyRunner:
                 if method.kind != "search":
                     _compose(method.kind, [*self._base_words(cell), *method.words])
 
-    def _run_folder(self, cell: Cell, suffix: str = "") -> Path:
-        return self.study.runs / cell.task / f"{cell.name}{suffix}"
+    def _run_folder(self, cell: Cell) -> Path:
+        return self.study.runs / cell.task / cell.name
 
     def _shared_answers_folder(self, cell: Cell) -> Path:
         """Return the folder of answers that searches with equal task, dev items and seed share."""
@@ -251,7 +248,7 @@ class StudyRunner:
         read = {self._shared_answers_folder(cell) for cell in set(every) - set(finished)}
         folders = {self._shared_answers_folder(cell) for cell in finished} - read
         for cell in finished:
-            folders |= {self._run_folder(cell), self._run_folder(cell, "_start")}
+            folders.add(self._run_folder(cell))
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -279,11 +276,6 @@ class StudyRunner:
         """Open the pool of experts as configured without the method."""
         config = plain_config(compose_search(self.study.common_words(cell)))
         return instantiate(config["pool"], _convert_="all").open(config["model"]["name"])
-
-    def _prompt_budget(self, cell: Cell) -> int:
-        """Return the budget in prompt-equivalents."""
-        assert cell.budget is not None
-        return cell.budget * (cell.dev if self.study.file.unit == "positions" else 1)
 
     async def _run_search(
         self, cell: Cell, words: Sequence[str], folder: Path, budget: int
@@ -315,7 +307,7 @@ class StudyRunner:
     async def _search_cell(self, cell: Cell, task: Any) -> dict[str, Any]:
         words = [*self._base_words(cell), *self.study.methods[cell.method].words, "test=true"]
         folder = self._run_folder(cell)
-        run = await self._run_search(cell, words, folder, self._prompt_budget(cell))
+        run = await self._run_search(cell, words, folder, self.study.prompt_budget(cell))
         verdict, best = run.verdict, run.find_best()
         assert verdict is not None and verdict.start_model.dev is not None
         starting, ending = verdict.start_model.dev.utility, verdict.dev.utility
@@ -342,21 +334,14 @@ class StudyRunner:
         }
 
     async def _finetune_cell(self, cell: Cell, task: Any) -> dict[str, Any]:
-        """Select the best expert on the dev items, and train it with the remaining budget."""
-        base, method = self._base_words(cell), self.study.methods[cell.method]
-        folder, start = self._run_folder(cell), self._run_folder(cell, "_start")
-        count, budget = len(self._open_pool(cell).names), self._prompt_budget(cell)
-        if budget <= count * cell.dev:
-            raise UserError(
-                f"budget={cell.budget}: {cell.method} needs more than {count}, the positions of "
-                "the experts"
-            )
-        experts = ["optimizer=random", f"optimizer.particles={count}", "ensemble=0", "test=false"]
-        words = [*base, *experts, "noise_floor=false"]
-        run = await self._run_search(cell, words, start, count * cell.dev)
-        words = [*base, *method.words, f"name={folder.name}", f"folder={folder.parent}"]
-        words += [f"run={start}", f"seed={cell.seed or 0}", "test=true"]
-        words.append(f"steps={_affordable_steps(words, budget - count * cell.dev, task)}")
+        folder, method = self._run_folder(cell), self.study.methods[cell.method]
+        words = [
+            *self._base_words(cell),
+            f"budget={self.study.prompt_budget(cell)}",
+            "steps=1000000",
+        ]
+        words += [*method.words, f"name={folder.name}", f"folder={folder.parent}"]
+        words += [f"seed={cell.seed or 0}", "test=true"]
         file = folder / "tuning.json"
         try:
             state = json.loads(file.read_text())
@@ -367,20 +352,16 @@ class StudyRunner:
             await self._run_process(folder, "swarm.finetune", *words)
             state = json.loads(file.read_text())
         facts, verdict = state["tuning"], Verdict.from_dict(state["verdict"])
-        assert verdict.start_model.dev is not None
-        before, after = read_gzip_json(folder / "answers.json.gz")["test"]
+        _, after = read_gzip_json(folder / "answers.json.gz")["test"]
         return {
-            "start": {
-                "expert": verdict.expert,
-                "dev": verdict.start_model.dev.utility,
-                **build_test_record(task, before),
-            },
+            "start": None,
             "dev": verdict.dev.utility,
+            "dev_no_gradient": verdict.held_out.found.utility if verdict.held_out else None,
             **build_test_record(task, after),
-            "found": f"step {facts['step']} of {facts['steps']}",
-            **_costs(count * cell.dev + facts["examples_evaluated"], facts["examples_seen"]),
-            **_read_usage(folder, start),
-            "base_digest": run.identity["base weights"],
+            "found": f"rate {facts['rate']:g}, step {facts['step']} of {facts['steps']}",
+            **_costs(facts["examples_evaluated"], facts["examples_seen"]),
+            **_read_usage(folder),
+            "base_digest": state["identity"]["base weights"],
         }
 
     async def _evaluate_cell(self, cell: Cell, task: Any) -> dict[str, Any]:
@@ -435,8 +416,8 @@ def build_test_record(task: Any, rows: Sequence[Mapping[str, Any]] | None) -> di
     """Return the test utility of some answers, and every item's value in compact form.
 
     Returns:
-        "test", and "values": a string of one character per item if all are 0 or 1, else rounded
-        numbers.
+        "test", "values" (a string of one character per item if all are 0 or 1, else rounded
+        numbers) and, of a scorer's texts, "entropy" and "length" (`swarm.tasks.metrics.Measured`).
 
     Raises:
         UserError: There are no answers, or the utility is not the mean of the items' values.
@@ -447,11 +428,13 @@ def build_test_record(task: Any, rows: Sequence[Mapping[str, Any]] | None) -> di
             f"task={task.name}: a study needs test=true, and a task whose utility is its items' "
             "mean"
         )
-    values = [score.value for score in scores]
+    found, values = measure(task, scores), [score.value for score in scores]
     binary = set(values) <= {0.0, 1.0}
     return {
         "test": round(float(np.mean(values)), 6),
         "values": "".join(str(int(v)) for v in values) if binary else [round(v, 5) for v in values],
+        "entropy": found.entropy,
+        "length": found.length,
     }
 
 
@@ -470,24 +453,6 @@ def score_best_constant(task: Any) -> dict[str, Any] | None:
         name: round(task.utility(constants.score_items(task, items, each)), 6)
         for name, each in (("test", False), ("by_domain", True))
     }
-
-
-def _affordable_steps(words: Sequence[str], budget: int, task: Any) -> int:
-    """Return the number of fine-tuning steps that fit a budget of prompt-equivalents.
-
-    A step costs `GRADIENT_COST` for each of its `batch` examples. The held-out examples are
-    evaluated at the start and after every `every` steps, at a cost of 1 each.
-    """
-    config: Any = _compose("finetune", words)
-    held = len(split_dev_holdout(task.items("dev"), config.holdout, 0)[1])
-
-    def cost(steps: int) -> int:
-        return GRADIENT_COST * config.batch * steps + held * (1 + -(-steps // config.every))
-
-    steps = bisect_right(range(budget), budget, key=cost) - 1
-    if steps < 1:
-        raise UserError(f"a budget of {budget} prompt-equivalents is too small for a training step")
-    return steps
 
 
 def _read_usage(*folders: Path) -> dict[str, float]:

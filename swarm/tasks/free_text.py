@@ -58,6 +58,7 @@ class FreeText(DataTask):
             as the preferred answer or a canonical solution; of a list the first. A search may
             descend the loss of these texts, while the scorer alone decides what is better. `None`
             is "reference" if all dev items have it; a field that is named has to be in all of them.
+        constants: Texts that a model might give to every item: the best on dev is a baseline.
 
     The others are those of `DataTask`.
     """
@@ -67,6 +68,7 @@ class FreeText(DataTask):
     chat: bool = False
     max_new_tokens: Positive = 200
     reference: str | None = None
+    constants: Sequence[Text] = ()
 
     black_box = True
 

@@ -95,6 +95,8 @@ class Measured:
         one_answer: Domains with the same answer throughout.
         commonest: Most common answer of a domain, if answers are graded; `commonest_share` of the
             parsed ones have it.
+        entropy, length: Of a scorer's texts, which can be gamed: the entropy of their distribution
+            in bits, at most log2(n), and their mean number of words.
     """
 
     utility: float
@@ -107,6 +109,8 @@ class Measured:
     one_answer: list[OneAnswer] = field(default_factory=list)
     commonest: str | None = None
     commonest_share: float = 0.0
+    entropy: float | None = None
+    length: float | None = None
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -124,7 +128,13 @@ def measure(task: Task, scores: Sequence[Score], items: Sequence[Item] = ()) -> 
     parts = task.subtask_utilities(scores) if isinstance(task, Mixture) else {}
     domains = measure_domains(task, items, scores) if items else {}
     one_answer = find_one_answer_domains(task, items, scores) if items else []
-    return Measured(*interval, unparsed_rate(scores), parts, domains, one_answer)
+    found = Measured(*interval, unparsed_rate(scores), parts, domains, one_answer)
+    if not task.black_box:
+        return found
+    texts = [score.text.strip() for score in scores]
+    shares = [count / len(texts) for count in Counter(texts).values()]
+    length = fmean(len(text.split()) for text in texts)
+    return replace(found, entropy=-sum(p * math.log2(p) for p in shares), length=length)
 
 
 def item_domain(item: Item) -> str:
@@ -239,7 +249,7 @@ def best_constant_answers(task: Task, dev: Sequence[Item]) -> ConstantAnswers | 
         golds = [gold for gold, _ in counted.most_common(MAX_CONSTANT_CANDIDATES)]
         return list(dict.fromkeys([*golds, *task.constants]))
 
-    if not task.votes or not candidates(dev):
+    if not (task.votes or task.constants) or not candidates(dev):
         return None
     overall = max(
         candidates(dev), key=lambda one: task.utility([_grade_answer(task, i, one) for i in dev])

@@ -280,7 +280,7 @@ def test_a_huge_expert_moves_in_small_steps(
     file = pool / tiny.NAMES[0] / "adapter_model.safetensors"
     weights = {k: v * (40.0 if "lora_B" in k else 1.0) for k, v in load_file(file).items()}
     save_file(weights, file, metadata={"format": "pt"})
-    more = {"optimizer": "auto", "optimizer__max_iterations": 1, "pool__groups": "global"}
+    more = {"optimizer": "gradient", "optimizer__max_iterations": 1, "pool__groups": "global"}
     words = [w for w in descending(tmp_path, tiny_llama, pool, **more) if "descent" not in w]
     run, out = searched(tmp_path, words)
     assert f"the updates of {tiny.NAMES[0]} are more than 4 times" in out
@@ -315,7 +315,7 @@ def test_a_search_descends_within_its_budget(
 
 
 def test_a_task_without_gold_answers(tiny_llama: Path, tiny_pool: Path, tmp_path: Path) -> None:
-    """The gradient refuses it, auto says what it takes, and the swarm what it leaves out."""
+    """The gradient refuses it, and the swarm says what it leaves out."""
     items = [{"id": n, "prompt": f"number {n}"} for n in range(5)]
     (tmp_path / "texts.json").write_text(json.dumps({"dev": items[:3], "test": items[3:]}))
     box = ["task=function", "task.function=builtins.print", f"task.file={tmp_path}/texts.json"]
@@ -332,13 +332,9 @@ def test_a_task_without_gold_answers(tiny_llama: Path, tiny_pool: Path, tmp_path
     words = [word for word in words if not word.startswith("optimizer")]
     descent = "optimizer.descent={_target_: swarm.optimizers.gradient.Descent}"
     swarm = ("optimizer=pso", "optimizer.particles=6", descent)
-    for more, task, told in (
-        (("optimizer=auto",), box, "black box with 4 coefficients"),
-        (swarm, box, "without its gradient term: task function has no gold answers"),
-        (("optimizer=auto",), (), "optimizer=auto chooses gradient: gold answers"),
-    ):
-        out = ran(words, *more, task=task)
-        assert told in " ".join(out.out.split()), out.err
+    out = ran(words, *swarm)
+    told = "without its gradient term: task function has no gold answers"
+    assert told in " ".join(out.out.split()), out.err
 
 
 def referring(folder: Path, references: Sequence[Any], **how: Any) -> FunctionTask:
@@ -390,7 +386,7 @@ def test_reference_texts_are_in_all_items_or_not_used(
 def test_the_gradient_mutates_on_a_black_box(
     tiny_llama: Path, tiny_pool: Path, tmp_path: Path
 ) -> None:
-    """All particles move, and the best one descends too, within the budget; auto chooses that."""
+    """All particles move, and the best one descends too, within the budget."""
     words = searches.mutating(tmp_path, tiny_llama, tiny_pool, budget=150)
     plan = planned(words)
     assert "gradient is of the reference texts' loss" in plan and ": 1 position, " in plan
@@ -402,12 +398,6 @@ def test_the_gradient_mutates_on_a_black_box(
     assert spent(run) <= 150
     plain, _ = searched(tmp_path, [*words, "optimizer.descent=null"], "without")
     assert moved(second, plain.rounds[1]) == 1, "the mutant alone differs"
-    words = [word for word in words if not word.startswith(("optimizer", "budget"))]
-    words += ["optimizer=auto", "name=auto"]
-    told = "pso: a black box, mutated by the gradient of the reference texts' loss"
-    assert told in planned(words, f"budget={6 * 200}")
-    told = "; only optimizer=pso and gradient use the reference texts"
-    assert told in planned(words, f"budget={6 * 36}")
     wrong = commands.run("swarm.search", *words, "task.reference=preferred", "dry_run=true")
     assert wrong.code != 0 and 'none of 6 dev items have a text in "preferred"' in wrong.err
     assert len(wrong.err.strip().splitlines()) == 1

@@ -68,13 +68,8 @@ CLAIMS: dict[str, Claims] = {
     "adamerging": Claims(near=0.02, sums=False, apart=0.1),
     "bayes": BAYES,
     "bayes_free": replace(BAYES, sums=False, alike=3),
-    # Here it is bayes_free; without gold answers and a Gaussian process CMA-ES with free sums.
-    "auto": replace(BAYES, quick=(("surrogate", False),), sums=False, alike=2, wide=()),
     # Its gradients are not counted here, and their loss is the utility.
-    **dict.fromkeys(
-        ("auto_mutated", "pso_mutated"),
-        Claims(sums=False, raced=True, resources=MUTATED, budget=120),
-    ),
+    "pso_mutated": Claims(sums=False, raced=True, resources=MUTATED, budget=120),
     "cmaes": Claims(near=1e-6, apart=0.05),
     "cmaes_free": Claims(alike=2, near=1e-6, sums=False, apart=0.1),
     "cmaes_separable": Claims(alike=2, near=1e-6, sums=False, apart=0.05),
@@ -118,19 +113,19 @@ def configuration(file: Path) -> Any:
     return OmegaConf.load(file)
 
 
-def made(file: Path, quick: bool = True, dimensions: int = EXPERTS) -> Any:
+def made(file: Path, quick: bool = True) -> Any:
     optimizer = instantiate(
         configuration(file), _convert_="all", **(dict(claims(file).quick) if quick else {})
     )
     if (resources := claims(file).resources) is not None:
         optimizer.set_resources(resources)
-    return optimizer.choose(dimensions)
+    return optimizer
 
 
 def begun(
     file: Path, experts: int = EXPERTS, seed: int = 0, quick: bool = True, groups: int = 1
 ) -> Any:
-    optimizer = made(file, quick, experts * groups)
+    optimizer = made(file, quick)
     for name, value in claims(file).wide if groups > 1 else ():
         setattr(optimizer, name, value)
     optimizer.start(experts, seed, groups)
@@ -347,14 +342,14 @@ def go_on(file: Path, quick: bool, groups: int = 1) -> None:
         np.testing.assert_array_equal(resumed.ask(), straight.ask())
         np.testing.assert_array_equal(resumed.evaluate, straight.evaluate)
         state = saved(resumed)
-        resumed = made(file, quick, EXPERTS * groups)
+        resumed = made(file, quick)
         resumed.load_state_dict(state)  # between ask and tell
         step(straight, bowl(0, groups))
         step(resumed, bowl(0, groups))
         assert resumed.stop_reason() == straight.stop_reason()
         state = saved(resumed)
         assert state == saved(straight)
-        resumed = made(file, quick, EXPERTS * groups)
+        resumed = made(file, quick)
         resumed.load_state_dict(state)  # between tell and ask
 
 
@@ -375,7 +370,7 @@ def test_groups_find_mixtures_of_their_own(file: Path) -> None:
 @pytest.mark.parametrize(("groups", "experts"), [(GROUPS, EXPERTS), (30, 9)])
 def test_positions_of_groups(file: Path, groups: int, experts: int) -> None:
     """Begun with the experts alone, sums are kept and new positions differ between groups."""
-    optimizer = made(file, dimensions=experts * groups)
+    optimizer = made(file)
     optimizer.particles = None
     optimizer.start(experts, 0, groups)
     for iteration in range(claims(file).alike + 1):

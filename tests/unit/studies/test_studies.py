@@ -79,7 +79,8 @@ def test_missing_results_have_the_time_of_stored_ones(tmp_path: Path) -> None:
     record(study, ["01", "01"], method="a")
     remove(study, study.select(["a", "seed1"])[0])
     missing = study.missing(study.cells())
-    *names, time_, unknown = describe_missing(study, missing)
+    *names, cost, time_, unknown = describe_missing(study, missing)
+    assert cost == f"at most {4 * 6 * 4} prompt-equivalents on dev"
     assert names[0] == "one/b_dev4_budget6_seed0" and len(names) == 4
     assert time_.startswith("about 3 s of CPU time for 3 of the 4 missing results")
     assert unknown.startswith("no time for 1 of them (one: 1)")
@@ -109,7 +110,7 @@ def test_a_wrong_study_is_one_line(tmp_path: Path, changes: dict[str, Any], erro
 def test_words_are_divided_and_name_what_there_is(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="only=three: not in the study; allowed: one, two, a, b"):
         made(tmp_path).select(["three"])
-    with pytest.raises(UserError, match="no such study; allowed: ablation, black_box, compare"):
+    with pytest.raises(UserError, match="no such study; allowed: ablation, compare, main"):
         read_study("large")
     options, rest = parse_words(["seeds=3", "only=[a,36]", "model=local", "gpus=0,1"])
     assert (options.seeds, options.only, rest) == (3, ["a", 36], ["model=local", "gpus=0,1"])

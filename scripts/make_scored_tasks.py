@@ -1,9 +1,9 @@
-"""Writes data/sentences.json and data/contrary.json, and trains data/contrary_reward.
+"""Writes data/sentences.json, data/contrary.json and the weights of the latter's classifier.
 
 The items have no gold answers: sentences.json is valued by a function
-(swarm/scorers/short_sentence.py), contrary.json by the reward model, a BERT of two layers. It
-estimates the probability that a text has the opposite of the prompt's adjective and no third one.
-A minute on one thread; run it from anywhere.
+(swarm/scorers/short_sentence.py), contrary.json by a logistic regression
+(swarm/scorers/word_pairs.py). It is trained here to tell whether a text has the opposite of the
+prompt's adjective and no third one. A minute on one thread; run it from anywhere.
 """
 
 import json
@@ -19,9 +19,10 @@ sys.path.insert(0, str(ROOT))
 from skill_domains import OPPOSITES, SPELLED  # noqa: E402
 
 from swarm.experts.train import TEMPLATE  # noqa: E402
+from swarm.scorers.word_pairs import hash_features  # noqa: E402
 
 SIZES = {"dev": 160, "test": 400}
-STEPS, BATCH, RATE = 3000, 128, 1e-3
+STEPS, BATCH, RATE, FEATURES = 1500, 256, 0.05, 1 << 17
 PAIRS = [pair.split() for pair in OPPOSITES.split("|")]
 OTHERS = set(
     "up day left first push buy begin win love north east in on over above before inside front top "
@@ -71,83 +72,46 @@ def write_items(name: str, drawn: Iterator[dict[str, Any]]) -> None:
     (ROOT / "data" / f"{name}.json").write_text("{" + ",\n".join(parts) + "}\n")
 
 
-def train_reward() -> None:
-    """Train the reward model by the squared error to 1 and 0, and say how often it is right."""
+def train_classifier() -> None:
+    """Train the classifier on right and wrong answers in several forms; print its accuracy."""
     import torch
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+    from safetensors.torch import save_file
 
     generator, adjectives = random.Random(1), list(CONTRARY)
-    asked = {(t, w): QUESTION.format(thing=t, word=w) for t in THINGS for w in adjectives}
-    splitter = pre_tokenizers.Whitespace()
-    texts = [
-        *map(TEMPLATE.format_map, ({"prompt": text} for text in asked.values())),
-        *FORMS,
-        *WRONG,
-    ]
-    words = sorted(
-        {w for t in texts for w, _ in splitter.pre_tokenize_str(t.lower()) if w.isalpha()}
-    )
-    words += [".", ":"]
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
-    vocabulary = {word: place for place, word in enumerate(special + words)}
-    core = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    core.normalizer, core.pre_tokenizer = normalizers.Lowercase(), splitter
-    core.post_processor = processors.TemplateProcessing(
-        "[CLS] $A", "[CLS] $A [SEP] $B:1", [("[CLS]", 2), ("[SEP]", 3)]
-    )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]",
-        sep_token="[SEP]", model_max_length=64,
-    )  # fmt: skip
+    fill = [word.strip(".,") for text in (*FORMS, *WRONG) for word in text.split()] + SPELLED
 
-    def answer(thing: str, word: str) -> tuple[str, float]:
+    def draw() -> tuple[list[int], float]:
+        thing, word = generator.choice(THINGS), generator.choice(adjectives)
         right, *others = CONTRARY[word], *generator.sample(adjectives, 3)
         form = generator.choice(FORMS if generator.random() < 0.75 else WRONG)
         text = form.format(generator.choice((right, right, others[0])), word, thing, *others[1:])
-        fill = [*words, *["[UNK]"] * len(words)]
         text = " ".join(generator.choice(fill) if w == "?" else w for w in text.split())
         found = {w.strip(".") for w in text.split()} & CONTRARY.keys()
-        return text, float(found - {word} == {right})
+        prompt = TEMPLATE.format(prompt=QUESTION.format(thing=thing, word=word))
+        return list(hash_features(prompt, text, FEATURES)), float(found - {word} == {right})
 
     torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(vocabulary), hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-        num_attention_heads=4, max_position_embeddings=64, num_labels=1, problem_type="regression",
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
-    model = BertForSequenceClassification(config)
-    adam = torch.optim.AdamW(model.parameters(), lr=RATE)
-    plan = torch.optim.lr_scheduler.OneCycleLR(adam, RATE, total_steps=STEPS)
-
-    def draw(count: int) -> tuple[Any, "torch.Tensor"]:
-        rows = [generator.choice(list(asked)) for _ in range(count)]
-        texts, labels = zip(*(answer(*row) for row in rows), strict=True)
-        prompts = [TEMPLATE.format(prompt=asked[row]) for row in rows]
-        inputs = tokenizer(prompts, list(texts), padding=True, return_tensors="pt")
-        return inputs, torch.tensor(labels)
-
+    weights = torch.nn.EmbeddingBag(FEATURES, 1, mode="sum")
+    torch.nn.init.zeros_(weights.weight)
+    adam = torch.optim.Adam(weights.parameters(), lr=RATE)
+    right = 0.0
     for step in range(STEPS):
-        inputs, labels = draw(BATCH)
-        loss = torch.nn.functional.mse_loss(model(**inputs).logits[:, 0], labels)
+        rows, labels = zip(*(draw() for _ in range(BATCH)), strict=True)
+        offsets = torch.tensor([0, *map(len, rows[:-1])]).cumsum(0)
+        logits = weights(torch.tensor([one for row in rows for one in row]), offsets)[:, 0]
+        wanted = torch.tensor(labels)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, wanted)
         adam.zero_grad()
         loss.backward()
         adam.step()
-        plan.step()
-        if step % 300 == 0:
-            print(f"step {step}: squared error {loss.item():.4f}", flush=True)
-    with torch.no_grad():
-        inputs, labels = draw(4000)
-        right = (
-            ((model.eval()(**inputs).logits[:, 0] > 0.5) == (labels > 0.5)).float().mean().item()
-        )
-    print(f"right about {100 * right:.1f} % of 4,000 answers")
-    folder = ROOT / "data" / "contrary_reward"
-    model.half().save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+        right = ((logits > 0) == (wanted > 0.5)).float().mean().item()
+        if step % 100 == 0 or step + 1 == STEPS:
+            print(f"step {step}: loss {loss.item():.3f}, right {right:.3f}", flush=True)
+    found = weights.weight.detach()[:, 0].half().contiguous()
+    save_file({"weights": found}, ROOT / "data" / "contrary_weights.safetensors")
 
 
 if __name__ == "__main__":
     write_items("sentences", sentences(random.Random(1)))
     write_items("contrary", contraries(random.Random(1)))
-    train_reward()
+    train_classifier()

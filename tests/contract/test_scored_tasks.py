@@ -37,7 +37,7 @@ def test_a_sentence_has_its_words_and_a_form(text: str, value: float) -> None:
     assert score("", text, {"words": ["hot", "cold"]}) == pytest.approx(value)
 
 
-def test_the_reward_model_knows_opposites() -> None:
+def test_the_classifier_knows_opposites() -> None:
     task = shipped("contrary")
     asked = {"prompt": "The road is wide. Say the contrary.\nAnswer:", "id": 0}
     right = ("The road is narrow.", "narrow", "The opposite of wide is narrow.")

@@ -59,6 +59,28 @@ def test_a_mixture(build: Build, tmp_path: Path) -> None:
     assert found.utility_at((0, 0)) == run.task.utility(records_to_scores(rows))
 
 
+def test_a_judge_on_this_machine(build: Build, tmp_path: Path, tiny_llama: Path) -> None:
+    """Its ratings are the values, and its weights part of the run's identity."""
+    items = [{"prompt": f"Prompt {n}?", "id": n} for n in range(8)]
+    keys: dict[str, Any] = {
+        "task": "human",
+        "scorer@task.scorer": "judge_local",
+        "task__scorer__model__base__path": tiny_llama,
+        "task__scorer__max_new_tokens": 4,
+        "task__file": write(tmp_path / "human.json", {"dev": items[:5], "test": items[5:]}),
+        "task__max_new_tokens": 6,
+        "task__chat": "false",
+        "optimizer.max_iterations": 1,
+    }
+    run, config = build("run", **keys)
+    found = run.search(config)
+    rows = RunFolder(tmp_path / "search" / "run").load_answers((0, 0))
+    assert all(0.1 <= row["value"] <= 1 and "judge_new_tokens" in row["measures"] for row in rows)
+    assert found is not None
+    state = read_state(tmp_path / "search" / "run")
+    assert "scorer.model weights" in str(state["identity"])
+
+
 def test_a_measured_scale_and_an_export_before_the_end(
     build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

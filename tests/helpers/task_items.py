@@ -44,6 +44,13 @@ def phrase_items(count: int) -> list[dict[str, Any]]:
     return [{"prompt": f"Name {n}?", "answer": golds[n % 4], "id": n} for n in range(count)]
 
 
+def contrary_items(count: int) -> list[dict[str, Any]]:
+    words = "hot cold big small fast slow hard soft high low young old rich poor wet dry full empty"
+    told = words.split()[:count]
+    asked = (f"The road is {word}. Say the contrary.\nAnswer:" for word in told)
+    return [{"prompt": prompt, "answer": told[n ^ 1]} for n, prompt in enumerate(asked)]
+
+
 def text_items(count: int) -> list[dict[str, Any]]:
     return [
         {"text": f"These are the {n} words that stand at place {n * n}. "} for n in range(count)

@@ -253,18 +253,19 @@ def answer_loss(model: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def evaluate_loss(model: Any, pairs: Sequence[TokenPair], batch: int) -> float:
-    """Return one minus the mean probability of the whole answers.
+    """Return minus the logarithm of the mean probability of the whole answers.
 
-    It is the expected share of wrong answers, and bounded: the cross-entropy of a few confident
-    errors among few items stops the training where right answers still become more.
+    The mean probability is the expected share of right answers. The mean of the logarithms, the
+    cross-entropy, is that of a few confident errors: among few items it stops the training where
+    right answers still become more.
     """
-    total = 0.0
+    found = []
     model.eval()
     with torch.inference_mode():
         for start in range(0, len(pairs), batch):
             inputs = collate_pairs(pairs[start : start + batch])
-            total += torch.exp(-token_losses(model, inputs).sum(dim=1)).sum().item()
-    return 1 - total / len(pairs)
+            found.append(-token_losses(model, inputs).sum(dim=1))
+    return math.log(len(pairs)) - torch.cat(found).double().logsumexp(0).item()
 
 
 def shuffled_batches(examples: int, batch: int, steps: int, seed: int) -> list[list[int]]:

@@ -59,7 +59,7 @@ def test_the_saved_adapter_is_that_of_the_lowest_held_out_loss_in_a_pool_too(
     facts = state["tuning"]
     assert [step for step, _, _ in facts["evaluations"]] == [0, 5, 10, 15, 20]
     losses = [held for _, _, held in facts["evaluations"]]
-    assert min(losses) < 0.9 * losses[0]
+    assert min(losses) < 0.7 * losses[0]
     assert facts["step"] == 5 * losses.index(min(losses))
     assert facts["examples"] == 9 and facts["examples_seen"] == 20 * 8
     assert facts["examples_evaluated"] == 5 * 3 and read_verdict(state).cost == 2 * (12 + 16)
@@ -94,8 +94,8 @@ def test_padding_changes_no_loss(tiny_llama: Path) -> None:
     sums = [answer_loss(model, collate_pairs([row])).item() * len(row[1]) for row in rows]
     loss = answer_loss(model, collate_pairs(rows))
     assert loss.item() == pytest.approx(sum(sums) / 6, abs=1e-5)
-    wanted = 1 - np.mean(np.exp([-one for one in sums]))
-    assert evaluate_loss(model, rows, 2) == pytest.approx(wanted, abs=1e-6)
+    wanted = -np.log(np.mean(np.exp([-one for one in sums])))
+    assert evaluate_loss(model, rows, 2) == pytest.approx(wanted, abs=1e-5)
     asked, answer = rows[1]
     logits = model(input_ids=torch.tensor([[*asked, *answer]])).logits[0].log_softmax(-1)
     wanted = sum(logits[len(asked) - 1 + i, token].item() for i, token in enumerate(answer))

@@ -22,7 +22,7 @@ from swarm.experts.train import TEMPLATE  # noqa: E402
 from swarm.scorers.word_pairs import hash_features  # noqa: E402
 
 SIZES = {"dev": 160, "test": 400}
-STEPS, BATCH, RATE, FEATURES = 1500, 256, 0.05, 1 << 17
+STEPS, BATCH, RATE, FEATURES = 600, 256, 0.05, 1 << 17
 PAIRS = [pair.split() for pair in OPPOSITES.split("|")]
 OTHERS = set(
     "up day left first push buy begin win love north east in on over above before inside front top "
@@ -105,7 +105,7 @@ def train_classifier() -> None:
         loss.backward()
         adam.step()
         right = ((logits > 0) == (wanted > 0.5)).float().mean().item()
-        if step % 100 == 0 or step + 1 == STEPS:
+        if step % 100 == 99:
             print(f"step {step}: loss {loss.item():.3f}, right {right:.3f}", flush=True)
     found = weights.weight.detach()[:, 0].half().contiguous()
     save_file({"weights": found}, ROOT / "data" / "contrary_weights.safetensors")

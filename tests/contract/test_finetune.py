@@ -169,10 +169,10 @@ def test_the_held_out_loss_chooses_among_rates_within_a_budget(
         tune(command)
     tune(command)
     facts = json.loads((tmp_path / "search" / "run" / "tuning.json").read_text())["tuning"]
-    # 350 for each rate: 13 steps of 8 examples at 3, four looks at three held-out examples.
-    assert facts["rate"] == 0.01 and facts["steps"] == 13 and facts["step"]
-    assert facts["examples_seen"] == 2 * 13 * 8 and facts["examples_evaluated"] == 2 * 4 * 3
-    one = words(tmp_path, tiny_llama, tiny_pool, "one", test="false", steps=13)
+    # 350 for each rate: 14 steps of 8 examples at 3, four looks at three held-out examples.
+    assert facts["rate"] == 0.01 and facts["steps"] == 14 and facts["step"]
+    assert facts["examples_seen"] == 2 * 14 * 8 and facts["examples_evaluated"] == 2 * 4 * 3
+    one = words(tmp_path, tiny_llama, tiny_pool, "one", test="false", steps=14)
     tune(one)
     runs = [tmp_path / "search" / name / "tuned" for name in ("run", "one")]
     first, second = (load_file(run / "adapter_model.safetensors") for run in runs)
@@ -284,7 +284,7 @@ def test_a_start_that_does_not_fit_is_one_line_and_its_name_stays_free(
     for more, said in (
         (["targets=[nope]"], "targets has 'nope'.* available: down_proj, gate_proj"),
         (["targets=[q_proj,self_attn]"], "targets has 'self_attn'"),
-        (["targets=q_proj"], "targets=q_proj: must be a list"),
+        (["targets=q_proj"], "targets=q_proj: must be all-linear, or a list"),
         ([f"expert={other}"], "128 to 32, which .* does not have"),
     ):
         with pytest.raises(Exception, match=said) as caught:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import scorer_models
 import searches
+import tiny
 from hydra import compose, initialize_config_dir
 from task_items import write
 
@@ -59,13 +60,13 @@ def test_a_mixture(build: Build, tmp_path: Path) -> None:
     assert found.utility_at((0, 0)) == run.task.utility(records_to_scores(rows))
 
 
-def test_a_judge_on_this_machine(build: Build, tmp_path: Path, tiny_llama: Path) -> None:
+def test_a_judge_on_this_machine(build: Build, tmp_path: Path) -> None:
     """Its ratings are the values, and its weights part of the run's identity."""
     items = [{"prompt": f"Prompt {n}?", "id": n} for n in range(8)]
     keys: dict[str, Any] = {
         "task": "human",
         "scorer@task.scorer": "judge_local",
-        "task__scorer__model__base__path": tiny_llama,
+        "task__scorer__model__base__path": tiny.model(tmp_path / "judge", context=1024),
         "task__scorer__max_new_tokens": 4,
         "task__file": write(tmp_path / "human.json", {"dev": items[:5], "test": items[5:]}),
         "task__max_new_tokens": 6,

@@ -80,7 +80,7 @@ def test_missing_results_have_the_time_of_stored_ones(tmp_path: Path) -> None:
     remove(study, study.select(["a", "seed1"])[0])
     missing = study.missing(study.cells())
     *names, cost, time_, unknown = describe_missing(study, missing)
-    assert cost == f"at most {4 * 6 * 4} prompt-equivalents on dev"
+    assert cost == f"at most {3 * 6 * 4} prompt-equivalents on dev"
     assert names[0] == "one/b_dev4_budget6_seed0" and len(names) == 4
     assert time_.startswith("about 3 s of CPU time for 3 of the 4 missing results")
     assert unknown.startswith("no time for 1 of them (one: 1)")

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -368,6 +369,8 @@ def test_a_search_with_kinds_resumes_exactly(
     for kept in (second, 2):
         record.write_bytes(b"".join(lines[:kept]))
         (record.parent / "run.json").unlink(missing_ok=True)
+        for saved in ("global_best", *(f"particle_{i}" for i in range(9))):  # of later bests
+            shutil.rmtree(record.parent / saved, ignore_errors=True)
         done = commands.run("swarm.search", *words)
         assert done.code == 0, done.out + done.err
         again = RunFolder(record.parent)

@@ -19,11 +19,10 @@ from swarm.engine.hf import HFEngine
 from swarm.errors import NotFinite, UserError
 from swarm.executors.inline import InlineExecutor
 from swarm.executors.processes import ProcessExecutor
-from swarm.executors.worker import Worker
+from swarm.executors.worker import DESCENT, DescentJob, Worker
 from swarm.loop.evaluator import Batching, Evaluator, name_positions
 from swarm.loop.identity import check_run_path
 from swarm.models.base import Request
-from swarm.optimizers.base import LossRequest
 from swarm.optimizers.cma_es import CMAES
 from swarm.optimizers.gradient import Descent
 from swarm.optimizers.swarm import MemeticSwarm
@@ -133,16 +132,19 @@ def test_a_descent_into_what_is_not_finite_names_its_particle(
     task, executor = MultipleChoice("tiny", str(file), scoring="logits"), InlineExecutor()
     executor.open(Worker(BaseModel(str(tiny_llama), dtype="float16"), pool, task, HFEngine()))
     evaluator = Evaluator(task, executor, Batching(1, None))
-    wanted = [LossRequest(np.eye(4)[0], (0, 1), particle=2)]
+    descent = Descent(steps=1, batch=2)
+    descent.start(1, 1, 4, seed=0)
     for scale in (1.0, 3e5, 1e30):
-        spoiled = LossRequest(scale * np.eye(4)[1], (0,), slope=False, particle=3)
+        position, name = tuple((scale * np.eye(4)[1]).tolist()), "particle 3 in its descent"
+        routes = (0,) * 4
+        job = DescentJob(0, (position,), DESCENT, tuple(range(4)), (name,), (), 0, descent, 0, 1,
+                         routes)  # fmt: skip
         if scale == 1.0:
-            losses = evaluator.compute_gradients([*wanted, spoiled], range(4))
-            assert all(np.isfinite(one.loss) for one in losses)
+            assert np.isfinite(evaluator.descend([job])[0].position).all()
             continue
-        says = "^particle 3 in the descent of iteration 7: .* (weights|activations) are not finite"
+        says = f"^{name}: .* (weights|activations) are not finite"
         with pytest.raises(UserError, match=says):
-            evaluator.compute_gradients([*wanted, spoiled], range(4), iteration=7)
+            evaluator.descend([job])
 
 
 @pytest.mark.parametrize("value", [1e7, -1e117, float("inf"), float("nan")])

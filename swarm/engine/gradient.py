@@ -203,10 +203,9 @@ class ExampleBatch:
                 shares = alone if size == 1 else mine.log_softmax(0)
                 loss = -(shares.exp() * shares).sum()
             elif example.values:
-                tokens = self.lengths[first : first + size]
-                loss = minimum_risk_loss(mine, mine.new_tensor(example.values)) / float(
-                    np.mean(tokens)
-                )
+                # Per token, so that long answers do not outweigh all others.
+                tokens = float(np.mean(self.lengths[first : first + size]))
+                loss = expected_score_loss(mine, mine.new_tensor(example.values)) / tokens
             elif size == 1:
                 loss = -mine[0] / (example.unit or self.lengths[first])
             else:
@@ -215,25 +214,18 @@ class ExampleBatch:
         return total
 
 
-def minimum_risk_loss(logprobs: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Return the loss of an item by scored candidates, a number.
+def expected_score_loss(logprobs: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return the loss of an item by scored answers, a number.
 
-    With p_t the probability of candidate t and r_t its score, it is -log(sum_t r_t p_t) + c log c,
-    where c = sum_t p_t, the probability that the candidates cover, is constant as a factor. Its
-    derivative by log p_t is p_t - r_t p_t / sum(r p): the policy gradient of the log of the
-    expected score, with the part of its baseline that the candidates cover. If they cover
-    everything it is minimum risk training's ratio (Shen et al. 2016, arXiv 1512.02433); if they
-    cover next to nothing it only raises the good ones, as pushing others down would push
-    probability to texts that nobody has scored. The loss of an example is this per token, by the
-    mean of its candidates, so that items with long answers do not outweigh all others.
+    With p_t the probability of answer t and r_t its score, it is -log sum_t r_t p_t: of the
+    expected score, as far as the answers are known (Shen et al. 2016, arXiv 1512.02433, divide by
+    sum_t p_t, which lowers all of them where they are a small part of what the model may say).
 
     Args:
-        logprobs: [T], the log probability of each candidate as a whole.
+        logprobs: [T], the log probability of each answer as a whole.
         values: [T], from 0 to 1, of which one at least is positive.
     """
-    covered = logprobs.logsumexp(0)
-    good = (logprobs + values.log()).logsumexp(0)
-    return covered.detach().exp() * covered - good
+    return -(logprobs + values.log()).logsumexp(0)
 
 
 def compute_loss_and_gradient(

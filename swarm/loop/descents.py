@@ -28,61 +28,58 @@ from swarm.tasks.base import Candidate, Item, Score, Task
 def choose_signal(wanted: str, task: Task) -> tuple[str | None, str]:
     """Return what teaches a task, "gold" or "scores", and why nothing does.
 
-    "auto" is "scores" where texts are scored, with gold answers among the candidates, else "gold".
+    "auto" is "gold" where right answers are known, else "scores"; reference texts are no answers
+    whose score is known.
 
     Returns:
         The signal and "", or `None` and the reason.
     """
-    missing = {"scores": task.scores_error, "gold": task.gold_error}
-    names = list(missing) if wanted == "auto" else [wanted]
+    missing = {"gold": task.gold_error, "scores": task.scores_error}
+    names = ["gold", "scores"] if wanted == "auto" else [wanted]
+    if wanted == "auto" and task.black_box:
+        names = ["scores", "gold"]
     found = next((name for name in names if missing[name] is None), None)
-    return found, "" if found else str(missing[names[-1]])
+    return found, "" if found else str(missing[names[0]])
 
 
 class CandidatePool:
-    """The distinct answer texts to each dev item, with their scores, in the order of their arrival.
+    """The distinct answers to each dev item, with their scores, in the order of their arrival.
 
     Args:
         task: Its items are those that the search sees.
         items: Their dev items.
-        gold: Whether an item's gold answer is one more candidate, with the highest score.
     """
 
-    def __init__(self, task: Task, items: Sequence[Item], gold: bool) -> None:
+    def __init__(self, task: Task, items: Sequence[Item]) -> None:
         self._task, self._items = task, items
-        self._texts = [dict[tuple[str, bool], float]() for _ in items]
-        self._golds = task.gold_examples(items) if gold else None
+        self._known = [dict[tuple[str, bool], float]() for _ in items]
 
     def add(self, scores: Iterable[tuple[int, Score]]) -> None:
         """Add answers by the number of their item; of an equal text the first score counts."""
         for number, score in scores:
             if score.text:
                 part = self._task.scored_part(self._items[number], score.text)
-                self._texts[number].setdefault(part, self._task.apply_scale(score).value)
+                self._known[number].setdefault(part, self._task.apply_scale(score).value)
+
+    def is_solved(self, number: int) -> bool:
+        """Return whether an answer with the highest score is known."""
+        return self._task.highest in self._known[number].values()
 
     def choose(self, limit: int) -> list[Sequence[Candidate]]:
-        """Return at most `limit` candidates of each item; none where all have the same score.
+        """Return the best answers to each item, at most `limit`, the latest first.
 
-        Half of them are the best, the others the worst, the latest first: both move the model.
+        None where all known ones have the same score, unless that is the highest.
         """
-        return [self._choose(number, limit) for number in range(len(self._texts))]
+        return [self._choose(number, limit) for number in range(len(self._items))]
 
     def _choose(self, number: int, limit: int) -> Sequence[Candidate]:
-        known = dict(self._texts[number])
-        if self._golds and self._task.highest is not None:
-            example, highest = self._golds[number], self._task.highest
-            gold = example.choices[example.gold]
-            # A right answer that begins like the gold one is that, as the model ends it.
-            if not any(text.startswith(gold) for (text, _), v in known.items() if v == highest):
-                known[gold, example.final] = highest
+        known = self._known[number]
         low, high = min(known.values(), default=0.0), max(known.values(), default=0.0)
         if low == high:
-            return []
-        latest = list(reversed(known.items()))
-        best = sorted(latest, key=lambda pair: -pair[1])[: limit // 2]
-        others = sorted((one for one in latest if one not in best), key=lambda pair: pair[1])
-        chosen = [*best, *others[: limit - len(best)]]
-        return [Candidate(*part, (value - low) / (high - low)) for part, value in chosen]
+            low = high - 1.0 if self.is_solved(number) else high
+        good = [pair for pair in reversed(known.items()) if pair[1] > low]
+        best = sorted(good, key=lambda pair: -pair[1])[:limit]
+        return [Candidate(*part, (value - low) / (high - low)) for part, value in best]
 
 
 @dataclass
@@ -94,7 +91,6 @@ class Descents:
         searched: Dev indices of the items that the search sees.
         routes: Returns the route of each of them.
         signal: See `choose_signal`.
-        wanted: The setting that it was chosen by.
         seed: Of drawn texts and new adapters.
         candidates: The scored answers so far.
         counts: Examples of this iteration: "losses" are prompts that are only read or answered.
@@ -109,7 +105,6 @@ class Descents:
     searched: Sequence[int]
     routes: Callable[[], Sequence[int]]
     signal: str
-    wanted: str
     seed: int
     candidates: CandidatePool = field(init=False)
     counts: Counter[str] = field(default_factory=Counter)
@@ -119,18 +114,15 @@ class Descents:
     def __post_init__(self) -> None:
         dev = self.task.items("dev")
         self._items = [dev[index] for index in self.searched]
-        known = self.task.gold_error is None and not self.task.black_box
-        self.gold = self.signal == "gold" or (known and self.wanted == "auto")
-        self.candidates = CandidatePool(
-            self.task, self._items, self.gold and self.signal == "scores"
-        )
+        self.candidates = CandidatePool(self.task, self._items)
 
     def describe(self) -> str:
         """Describe what teaches, in a line."""
-        if self.signal == "gold":
-            return "the gradient is of the gold answers' loss"
-        golds = " and of gold answers" if self.gold else ""
-        return f"the gradient is of the scores of the search's own answers{golds}"
+        if self.signal == "scores":
+            return "the gradient is of the scores of the search's own answers"
+        return (
+            f"the gradient is of the {'reference' if self.task.black_box else 'gold'} answers' loss"
+        )
 
     def restore(self) -> None:
         """Read the candidates of a resumed search."""
@@ -176,15 +168,16 @@ class Descents:
     def _descend(self, number: int, wanted: Sequence[DescentRequest], left: float) -> list[Any]:
         """Run the descents of some particles; none if the budget allows no step of each."""
         descent, items = wanted[0].descent, len(self.searched)
-        drawn = descent.samples * (self.signal == "scores")
-        plan = DescentPlan(
-            len(wanted), 1, descent.batch, round(descent.holdout * items), drawn * items
-        )
+        unsolved = list[int]()
+        if self.signal == "scores":
+            unsolved = [i for i in range(items) if not self.candidates.is_solved(i)]
+        drawn = descent.samples * len(unsolved)
+        plan = DescentPlan(len(wanted), 1, descent.batch, round(descent.holdout * items), drawn)
         steps = int(min(descent.steps, (left - plan.forwards) // (GRADIENT_COST * plan.gradients)))
         if steps < 1:
             return []
         for one in wanted if drawn else ():
-            self._draw_texts(number, one, drawn)
+            self._draw_texts(number, one, unsolved * descent.samples)
         chosen = self.candidates.choose(descent.candidates) if self.signal == "scores" else []
         teaches = [bool(mine) for mine in chosen] or [True] * items
         self.counts["untaught"] = teaches.count(False)
@@ -217,13 +210,12 @@ class Descents:
                 self.files[job.particle] = files
         return ended
 
-    def _draw_texts(self, number: int, one: DescentRequest, each: int) -> None:
-        """Draw and score texts of a position for each item, as further candidates."""
+    def _draw_texts(self, number: int, one: DescentRequest, items: Sequence[int]) -> None:
+        """Draw and score a text of a position for each of the items, as further candidates."""
         seed = self.seed + 1000 * number + one.particle
-        parts = self.pool.split_routes(one.position.tolist())
-        drawn: list[tuple[int, Score]] = []
-        for route, part in enumerate(parts):
-            mine = [i for i, r in enumerate(self.routes()) if r == route] * each
+        routes, drawn = self.routes(), list[tuple[int, Score]]()
+        for route, part in enumerate(self.pool.split_routes(one.position.tolist())):
+            mine = [i for i in items if routes[i] == route]
             indices = [self.searched[i] for i in mine]
             texts = self.evaluator.sample_texts(part, indices, seed) if mine else []
             drawn += zip(mine, texts, strict=True)

@@ -488,6 +488,7 @@ class Run:
         optimizer.set_resources(
             SearchResources(
                 gradients=signal is not None,
+                draws_texts=signal == "scores",
                 positions=self.budget.prompts // items if self.budget.prompts else None,
                 norms=pool.update_norms,
                 routes=pool.routes,
@@ -513,7 +514,6 @@ class Run:
                 self.searched,
                 self._routes_of_searched,
                 signal,
-                optimizer.signal,
                 self.settings.seed,
             )
         self.notes = self._describe_optimizer(missing)

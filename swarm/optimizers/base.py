@@ -127,6 +127,7 @@ class SearchResources:
 
     Attributes:
         gradients: Whether the engine computes gradients of a loss that the task has.
+        draws_texts: Whether that loss is of scores, for which texts are drawn.
         positions: Number of positions that the budget allows; `None` is no limit.
         norms: Reads the weights, and returns the norm of each expert's update; 0 is no update, and
             `None` unknown.
@@ -136,6 +137,7 @@ class SearchResources:
     """
 
     gradients: bool = False
+    draws_texts: bool = False
     positions: int | None = None
     norms: Callable[[], Sequence[float]] | None = None
     routes: int = 1

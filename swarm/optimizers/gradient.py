@@ -55,7 +55,7 @@ class Descent:
     """Moves positions down a loss of dev items, through their coefficients.
 
     The loss is that of the gold answers, or of scored answers of the swarm itself
-    (`swarm.engine.gradient.minimum_risk_loss`); the position's own adapter, if it learns one
+    (`swarm.engine.gradient.expected_score_loss`); the position's own adapter, if it learns one
     (`swarm.pool.learned`), moves with the coefficients.
 
     A position of G groups is decomposed into the coefficients that its groups share (their mean
@@ -78,8 +78,7 @@ class Descent:
 
     Args:
         signal: What teaches: "gold" answers; "scores" of the swarm's own answers, for any task
-            that scores texts; "auto" is both, with the gold answer as one more scored answer, or
-            what there is.
+            that scores texts; "auto" is gold answers where they are known, else scores.
         weight: w_d, of this term in the velocity; 1 applies the complete descent.
         steps: Adam steps per particle and iteration.
         batch: Dev items per step.
@@ -89,8 +88,8 @@ class Descent:
         warmup: Number of first steps of a particle in which the rate grows to its full value.
         holdout: Share of the dev items that are held out; 0 disables holdout and halving.
         candidates: Maximum number of scored answers per item of a step.
-        samples: Texts drawn at temperature 1 for each dev item before a descent by scores, as
-            further candidates.
+        samples: Texts drawn at temperature 1 before a descent by scores, for each dev item without
+            an answer of the highest score.
         new_rate: AdamW's rate for the factors of the adapter that is learned beside
             (`pool.new_adapter`); it follows the same warm-up and halving.
         new_decay: Its weight decay.

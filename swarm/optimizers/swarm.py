@@ -254,7 +254,7 @@ class MemeticSwarm(ParticleSwarm):
             return None
         count, descent = self.new_rows, self.descent
         held = round(descent.holdout * items)
-        samples = descent.samples * items * (descent.signal != "gold")
+        samples = descent.samples * items * self.resources.draws_texts
         return DescentPlan(count, descent.steps, descent.batch, held, samples)
 
     def items_without_gradient(self, items: int) -> tuple[int, ...]:

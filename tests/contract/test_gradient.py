@@ -319,7 +319,11 @@ def test_a_task_without_gold_answers(tiny_llama: Path, tiny_pool: Path, tmp_path
     """Scores teach it, and where gold answers are wanted a search says that there are none."""
     items = [{"id": n, "prompt": f"number {n}", "words": ["a"]} for n in range(5)]
     (tmp_path / "texts.json").write_text(json.dumps({"dev": items[:3], "test": items[3:]}))
-    box = ["task=function", "task.function=examples.own_tasks.stories.score", f"task.file={tmp_path}/texts.json"]
+    box = [
+        "task=function",
+        "task.function=examples.own_tasks.stories.score",
+        f"task.file={tmp_path}/texts.json",
+    ]
     kept = descending(tmp_path, tiny_llama, tiny_pool, dry_run="true")
     words = [*(word for word in kept if not word.startswith("task")), *box]
     assert "the scores of the search's own answers" in commands.run("swarm.search", *words).out

@@ -117,7 +117,7 @@ class HFEngine(Engine):
     def set_pool(self, pool: ExpertPool) -> None:
         """See `swarm.engine.base.Engine`."""
         pool = as_pool(pool, Pool, "hf")
-        self._learns = pool.new_adapter is not None
+        self._learns = isinstance(pool.new_adapter, int)
         if self._mixer is not None:
             self.set_adapters({})  # the experts held go before others come
         self.set_adapters({name: pool.expert_factors(name) for name in pool.modules}, pool.folder)

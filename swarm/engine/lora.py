@@ -244,7 +244,7 @@ class LoraLayers(Mixer):
         if adapters or self._attached:
             self._attached = adapters
             for name, layer in self._layers.items():
-                layer.attach_learned([one.factors[name] for one in adapters if name in one.factors])
+                layer.attach_learned([one.update(name) for one in adapters if name in one.factors])
 
     def _shares(
         self, layer: LoraLinear, coefficients: torch.Tensor, adapters: Iterable[LearnedAdapter]

@@ -281,5 +281,6 @@ def _save_position(
     pool.open(instantiate(config["model"], _convert_="all"))
     if pool.fingerprint() != source.state["identity"]["pool weights"]:
         raise UserError(f"{run}: the experts of its pool have changed since the search")
+    pool.learned = RunFolder(run).learned_files()
     form = read_note(source.folder).get("prompt_form", "chat")
     pool.save(position, folder, {"prompt_form": form} | facts)

@@ -15,9 +15,14 @@ from swarm.errors import UserError
 
 FactorPair = tuple[torch.Tensor, torch.Tensor]
 
+SCALING = 2.0
+"""Factor of the update, as of a LoRA whose alpha is twice its rank."""
+
 
 class LearnedAdapter:
-    """A low-rank update B A of every linear layer, float32 (Hu et al. 2021, arXiv 2106.09685).
+    """A low-rank update of every linear layer, float32 (Hu et al. 2021, arXiv 2106.09685).
+
+    The update is `SCALING` B A.
 
     Args:
         factors: A [r, in] and B [out, r] by module.
@@ -71,6 +76,11 @@ class LearnedAdapter:
         for module, (a, b) in self.factors.items():
             weights |= {f"{module}.A": a.detach().cpu(), f"{module}.B": b.detach().cpu()}
         return save({name: one.contiguous() for name, one in weights.items()})
+
+    def update(self, module: str) -> FactorPair:
+        """Return A and B of a module whose product is the update."""
+        a, b = self.factors[module]
+        return a, SCALING * b
 
     # Training
 

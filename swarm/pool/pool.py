@@ -203,7 +203,7 @@ class Pool(ExpertPool):
                 f"pool.export_rank={export_rank} needs pool.space=delta; with pool.space={space} a "
                 "combination has the rank of its experts, so use null"
             )
-        if new_adapter is not None and space != "delta":
+        if isinstance(new_adapter, int) and space != "delta":
             raise UserError(f"""pool.new_adapter={new_adapter} needs pool.space=delta, in which it
                 is one more term of the sum; use null with pool.space={space}""")
         if most == 1:
@@ -265,7 +265,7 @@ class Pool(ExpertPool):
         if self.division == AUTO:
             self.division = "per_module" if gradients else "global"
         if self._given_adapter == AUTO:
-            self.new_adapter = NEW_RANK if gradients else None
+            self.new_adapter = NEW_RANK if gradients and self.space == "delta" else None
 
     @property
     def resolved_settings(self) -> dict[str, Any]:
@@ -396,8 +396,10 @@ class Pool(ExpertPool):
         if file := self.learned.get(tuple(vector)):
             from swarm.pool.learned import LearnedAdapter
 
-            factors = LearnedAdapter.load(file).factors
-            learned = {module: (a.double(), b.double()) for module, (a, b) in factors.items()}
+            adapter = LearnedAdapter.load(file)
+            for module in adapter.factors:
+                a, b = adapter.update(module)
+                learned[module] = a.double(), b.double()
         for module, group in self._group_of.items():
             start = group * len(self._rows)
             pair = self._combine_group(module, vector[start : start + len(self._rows)])
@@ -474,6 +476,8 @@ class Pool(ExpertPool):
             note["control"] = self.control
         parts = self.split_routes(vector)
         owners = [parts.index(part) for part in parts]
+        if any(tuple(part) in self.learned for part in parts):
+            note["learned"] = True  # beside the coefficients
         adapters, errors = [], []
         for owner in sorted(set(owners)):
             mixed = self._combine_modules(parts[owner])

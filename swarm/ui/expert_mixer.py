@@ -97,6 +97,8 @@ def _unmixable_reason(
     note = read_note(run.path / "global_best")
     if note.get("space") != "delta" or len(run.groups) > 1:
         return "it does not have one coefficient per expert in the delta space"
+    if note.get("learned"):
+        return "it has learned an adapter beside the experts"
     used = {name for name, share in shares.items() if share and name != BASE_ROW}
     if missing := sorted(used.difference(have)):
         return f"{missing[0]} is not an expert of {home.pool}"

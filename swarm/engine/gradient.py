@@ -203,9 +203,9 @@ class ExampleBatch:
                 shares = alone if size == 1 else mine.log_softmax(0)
                 loss = -(shares.exp() * shares).sum()
             elif example.values:
-                # Per token, so that long answers do not outweigh all others.
-                tokens = float(np.mean(self.lengths[first : first + size]))
-                loss = expected_score_loss(mine, mine.new_tensor(example.values)) / tokens
+                tokens = mine.new_tensor(self.lengths[first : first + size])
+                values = mine.new_tensor(example.values)
+                loss = expected_score_loss(mine, values, tokens, example.relative)
             elif size == 1:
                 loss = -mine[0] / (example.unit or self.lengths[first])
             else:
@@ -214,18 +214,26 @@ class ExampleBatch:
         return total
 
 
-def expected_score_loss(logprobs: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def expected_score_loss(
+    logprobs: torch.Tensor, values: torch.Tensor, tokens: torch.Tensor, relative: bool = False
+) -> torch.Tensor:
     """Return the loss of an item by scored answers, a number.
 
-    With p_t the probability of answer t and r_t its score, it is -log sum_t r_t p_t: of the
-    expected score, as far as the answers are known (Shen et al. 2016, arXiv 1512.02433, divide by
-    sum_t p_t, which lowers all of them where they are a small part of what the model may say).
+    With p_t the probability of answer t and r_t its score, it is -log sum_t r_t p_t per token: of
+    the expected score, as far as the answers are known. Where scores are grades this teaches
+    nothing, as every answer has some; relative to the other answers it is minimum risk training,
+    -log(sum_t r_t q_t / sum_t q_t) with q_t = p_t^(1 / tokens), so that long texts count at all
+    (Shen et al. 2016, arXiv 1512.02433).
 
     Args:
         logprobs: [T], the log probability of each answer as a whole.
         values: [T], from 0 to 1, of which one at least is positive.
+        tokens: [T], the length of each answer.
     """
-    return -(logprobs + values.log()).logsumexp(0)
+    if relative:
+        shares = logprobs / tokens
+        return shares.logsumexp(0) - (shares + values.log()).logsumexp(0)
+    return -(logprobs + values.log()).logsumexp(0) / tokens.mean()
 
 
 def compute_loss_and_gradient(

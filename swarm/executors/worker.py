@@ -156,6 +156,7 @@ class DescentJob(Job):
         steps: Number of steps.
         routes: The route of each item; `None` for an item without any loss.
         candidates: The scored answers of each item; empty where the gold answer is all there is.
+        fade: Share of the budget that is spent before the first step, and after the last.
         rank: Rank of the adapter that is learned; `None` for none. If `learned` has a file for a
             route, it continues with the first of them.
     """
@@ -166,6 +167,7 @@ class DescentJob(Job):
     routes: tuple[int | None, ...] = ()
     candidates: tuple[Sequence[Candidate], ...] = ()
     rank: int | None = None
+    fade: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +294,10 @@ class Worker:
                 return JobResult(job.number, [], len(items), 0, states=states)
             if isinstance(job, DescentJob):
                 learner = ItemLearner(self.engine, task, items, job)
+                if job.split == LOSS:
+                    taught = [i for i, route in enumerate(job.routes) if route is not None]
+                    loss = learner.measure(positions[0], taught, slope=False)
+                    return JobResult(job.number, [], len(items), 0, loss)
                 ended = learner.descend()
                 cost = learner.losses + learner.gradients
                 return JobResult(job.number, [], cost, 0, descended=ended)
@@ -349,7 +355,7 @@ class ItemLearner:
 
     def __init__(self, engine: Engine, task: Task, items: Sequence[Item], job: DescentJob) -> None:
         self.engine, self.task, self.items, self.job = engine, task, items, job
-        self.losses = self.gradients = 0
+        self.losses = self.gradients = self._steps = 0
         self._examples: dict[int, Example] = {}
         self._adapter = None
         if job.rank:
@@ -377,17 +383,15 @@ class ItemLearner:
             [self.job.routes[number] or 0 for number in items],
             self._adapter,
         )
-        return found.mean_over(len(items))
+        return found.mean_over(max(1, len(items)))
 
-    def step(self, factor: float, keep: bool) -> None:
+    def step(self, factor: float) -> None:
         """See `swarm.optimizers.gradient.Learner`."""
         if self._adapter:
-            self._adapter.step(factor, keep)
-
-    def settle(self) -> None:
-        """See `swarm.optimizers.gradient.Learner`."""
-        if self._adapter:
-            self._adapter.settle()
+            begin, end = self.job.fade
+            self._steps += 1
+            spent = begin + (end - begin) * self._steps / self.job.steps
+            self._adapter.step(factor * (1 - spent))
 
     def _example(self, number: int) -> Example:
         if number not in self._examples:

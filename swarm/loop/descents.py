@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from swarm.executors.worker import DESCENT, DescentJob
+from swarm.executors.worker import DESCENT, LOSS, DescentJob
 from swarm.loop.evaluator import Evaluator, records_to_scores, scores_to_records
 from swarm.optimizers.base import (
     GRADIENT_COST,
     DescentPlan,
     DescentRequest,
     EntropyRequest,
+    LossRequest,
 )
 from swarm.pool.pool import ExpertPool
 from swarm.runs.folder import LEARNED_FOLDER, RunRecord
@@ -66,9 +67,10 @@ class CandidatePool:
         return self._task.highest in self._known[number].values()
 
     def choose(self, limit: int) -> list[Sequence[Candidate]]:
-        """Return the best answers to each item, at most `limit`, the latest first.
+        """Return the best answer to each item and the latest others, at most `limit`.
 
-        None where all known ones have the same score, unless that is the highest.
+        Where answers are right or wrong, only the right ones. None where all known ones have the
+        same score, unless that is the highest.
         """
         return [self._choose(number, limit) for number in range(len(self._items))]
 
@@ -77,9 +79,15 @@ class CandidatePool:
         low, high = min(known.values(), default=0.0), max(known.values(), default=0.0)
         if low == high:
             low = high - 1.0 if self.is_solved(number) else high
-        good = [pair for pair in reversed(known.items()) if pair[1] > low]
-        best = sorted(good, key=lambda pair: -pair[1])[:limit]
-        return [Candidate(*part, (value - low) / (high - low)) for part, value in best]
+        latest = [(part, value) for part, value in reversed(known.items()) if low < high]
+        if self._right_or_wrong():
+            latest = [pair for pair in latest if pair[1] > low]
+        best = sorted(latest, key=lambda pair: -pair[1])[:1]
+        chosen = [*best, *(pair for pair in latest if pair not in best)][:limit]
+        return [Candidate(*part, (value - low) / (high - low)) for part, value in chosen]
+
+    def _right_or_wrong(self) -> bool:
+        return len({value for known in self._known for value in known.values()}) <= 2
 
 
 @dataclass
@@ -92,6 +100,7 @@ class Descents:
         routes: Returns the route of each of them.
         signal: See `choose_signal`.
         seed: Of drawn texts and new adapters.
+        budget: Prompt-equivalents for all iterations after the first; `None` without a limit.
         candidates: The scored answers so far.
         counts: Examples of this iteration: "losses" are prompts that are only read or answered.
         samples: Scored texts drawn in this iteration, by particle, with the number of their item.
@@ -106,6 +115,7 @@ class Descents:
     routes: Callable[[], Sequence[int]]
     signal: str
     seed: int
+    budget: int | None
     candidates: CandidatePool = field(init=False)
     counts: Counter[str] = field(default_factory=Counter)
     samples: dict[int, list[tuple[int, Score]]] = field(default_factory=dict)
@@ -163,7 +173,35 @@ class Descents:
                 return []
             self.counts["gradients"] += examples
             return list(self.evaluator.compute_entropies(wanted, self.searched))
+        if isinstance(wanted[0], LossRequest):
+            return self._measure(wanted)
         return self._descend(number, wanted, left)
+
+    def _choose_candidates(self, limit: int) -> tuple[list[Sequence[Candidate]], list[int | None]]:
+        """Return the candidates of each item, and its route; `None` where nothing teaches it."""
+        chosen = self.candidates.choose(limit) if self.signal == "scores" else []
+        teaches = [bool(mine) for mine in chosen] or [True] * len(self.searched)
+        self.counts["untaught"] = teaches.count(False)
+        return chosen, [r if t else None for r, t in zip(self.routes(), teaches, strict=True)]
+
+    def _measure(self, wanted: Sequence[LossRequest]) -> list[Any]:
+        """Measure losses of positions."""
+        chosen, routes = self._choose_candidates(wanted[0].descent.candidates)
+        jobs = [
+            DescentJob(
+                i,
+                (tuple(one.position.tolist()),),
+                LOSS,
+                tuple(self.searched[number] for number in one.items),
+                ("a position before the first descent",),
+                descent=one.descent,
+                routes=tuple(routes[number] for number in one.items),
+                candidates=tuple(chosen[number] for number in one.items if chosen),
+            )
+            for i, one in enumerate(wanted)
+        ]
+        self.counts["losses"] += sum(len(job.items) for job in jobs)
+        return self.evaluator.measure_losses(jobs)
 
     def _descend(self, number: int, wanted: Sequence[DescentRequest], left: float) -> list[Any]:
         """Run the descents of some particles; none if the budget allows no step of each."""
@@ -178,9 +216,9 @@ class Descents:
             return []
         for one in wanted if drawn else ():
             self._draw_texts(number, one, unsolved * descent.samples)
-        chosen = self.candidates.choose(descent.candidates) if self.signal == "scores" else []
-        teaches = [bool(mine) for mine in chosen] or [True] * items
-        self.counts["untaught"] = teaches.count(False)
+        chosen, routes = self._choose_candidates(descent.candidates)
+        spent = left - plan.forwards, left - plan.forwards - steps * GRADIENT_COST * plan.gradients
+        fade = tuple(1 - one / self.budget if self.budget else 0.0 for one in spent)
         jobs = [
             DescentJob(
                 i,
@@ -193,9 +231,10 @@ class Descents:
                 descent=one.descent,
                 particle=one.particle,
                 steps=steps,
-                routes=tuple(r if t else None for r, t in zip(self.routes(), teaches, strict=True)),
+                routes=tuple(routes),
                 candidates=tuple(chosen),
                 rank=self.pool.new_adapter,  # type: ignore[arg-type]
+                fade=fade,  # type: ignore[arg-type]
             )
             for i, one in enumerate(wanted)
         ]

@@ -277,6 +277,15 @@ class Evaluator:
             self.on_job(result)
         return [found[i].mean_over(len(one.items)) for i, one in enumerate(wanted)]
 
+    def measure_losses(self, jobs: Sequence[DescentJob]) -> list["Gradient"]:
+        """Return the mean loss of each job's items."""
+        found = {}
+        for result in self._executor.map(jobs):
+            assert result.gradient is not None
+            found[result.number] = result.gradient
+            self.on_job(result)
+        return [found[job.number] for job in jobs]
+
     def descend(self, jobs: Sequence[DescentJob]) -> list[Descended]:
         """Run descents, one worker each."""
         found = {}

@@ -506,6 +506,7 @@ class Run:
         if missing and optimizer.needs_gradients:
             raise UserError(f"optimizer: {missing}; use optimizer=pso, cmaes or nes")
         if signal is not None and optimizer.needs_gradients is not None:
+            prompts = self.budget.prompts
             self.descents = Descents(
                 self._evaluator,
                 self.record,
@@ -515,6 +516,7 @@ class Run:
                 self._routes_of_searched,
                 signal,
                 self.settings.seed,
+                prompts and max(1, prompts - len(optimizer.positions) * items),
             )
         self.notes = self._describe_optimizer(missing)
 

@@ -177,6 +177,7 @@ class Example:
         final: True if the text ends after the answer, so that the end-of-text token is part of it.
         values: Score of each choice, 0 to 1, instead of `gold`: the choices are candidates, and the
             loss is that of `swarm.engine.gradient.expected_score_loss`.
+        relative: Whether that loss compares the choices with each other.
         ends: `final` of each choice, where they differ.
         limit: Number of tokens from which a choice was cut, so that `final` does not apply.
         unlabelled: Use the entropy of the answer distribution as the loss instead, in nats: of the
@@ -193,6 +194,7 @@ class Example:
     unlabelled: bool = False
     units: tuple[float, ...] = ()
     values: tuple[float, ...] = ()
+    relative: bool = False
     ends: tuple[bool, ...] = ()
     limit: float = math.inf
 

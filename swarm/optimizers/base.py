@@ -49,6 +49,15 @@ class EntropyRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class LossRequest:
+    """A request for the mean loss at a position [R * G * K] on some dev items, by their numbers."""
+
+    position: np.ndarray
+    items: tuple[int, ...]
+    descent: "Descent"
+
+
+@dataclass(frozen=True, slots=True)
 class DescentRequest:
     """A request for a particle's gradient steps before an iteration, see `Descent.run`.
 
@@ -83,7 +92,9 @@ class LossGradient(Protocol):
     def slope(self) -> np.ndarray: ...
 
 
-Descending = Generator[list[EntropyRequest] | list[DescentRequest], list[Any], None]
+Descending = Generator[
+    list[EntropyRequest] | list[LossRequest] | list[DescentRequest], list[Any], None
+]
 """Yields requests, receives a `LossGradient` or `Reached` each; may be closed by the budget."""
 
 

@@ -19,7 +19,7 @@ from swarm.optimizers.base import (
     save_state,
 )
 
-MINIBATCH_STREAM, HOLDOUT_STREAM = 100, 101
+MINIBATCH_STREAM, HOLDOUT_STREAM, LOSS_ITEMS_STREAM = 100, 101, 102
 """Purpose ids of random streams, above those of all optimizers."""
 
 MIN_RATE_FACTOR = 1 / 16
@@ -35,17 +35,12 @@ class Learner(Protocol):
         """Return the mean loss of items at a position [R * G * K], and its slope."""
         ...
 
-    def step(self, factor: float, keep: bool) -> None:
+    def step(self, factor: float) -> None:
         """Move the position's learned adapter, if it has one, as the last slope says.
 
         Args:
             factor: Multiple of its rate.
-            keep: Whether the result counts in the mean that the descent ends with.
         """
-        ...
-
-    def settle(self) -> None:
-        """Set the adapter to that mean."""
         ...
 
 
@@ -91,7 +86,8 @@ class Descent:
         samples: Texts drawn at temperature 1 before a descent by scores, for each dev item without
             an answer of the highest score.
         new_rate: AdamW's rate for the factors of the adapter that is learned beside
-            (`pool.new_adapter`); it follows the same warm-up and halving.
+            (`pool.new_adapter`); it follows the same warm-up and halving, and falls linearly to
+            zero over the search's budget, if there is one.
         new_decay: Its weight decay.
         required: Whether to refuse a task that nothing teaches; else the swarm moves without.
     """
@@ -110,7 +106,7 @@ class Descent:
     holdout: BelowOne = 0.2
     candidates: Annotated[int, Field(ge=2, le=100)] = 6
     samples: Count = 2
-    new_rate: PositiveNumber = 0.001
+    new_rate: PositiveNumber = 0.002
     new_decay: Number = 0.0
     required: bool = False
 
@@ -159,6 +155,15 @@ class Descent:
         for name in self.STATE:
             getattr(self, name)[particle] = getattr(ended, name)[0]
 
+    def draw_loss_items(self, items: int) -> tuple[int, ...]:
+        """Return `batch` items whose loss says where a descent should start.
+
+        Utilities hardly show it: an expert with one of nine skills has a higher utility than the
+        soup, and three times its loss.
+        """
+        order = random_streams.permutation(self.seed, 0, 0, LOSS_ITEMS_STREAM, items)
+        return tuple(np.sort(order[: self.batch]).tolist())
+
     def run(
         self,
         start: np.ndarray,
@@ -184,14 +189,13 @@ class Descent:
         for number in range(steps):
             where = self.seed, particle, MINIBATCH_STREAM, int(self.count[0])
             chosen = learnt[random_streams.minibatch(*where, self.batch, len(learnt))]
-            slope, late = learner.measure(x, chosen.tolist()).slope, number >= steps // 2
+            slope = learner.measure(x, chosen.tolist()).slope
             self.count[0] += 1
             if np.isfinite(slope).all():
                 x = self._adam_step(x, slope)
-            learner.step(self._rate(), late)
-            if late:
+            learner.step(self._rate())
+            if number >= steps // 2:
                 tail.append(x)
-        learner.settle()
         reached = np.mean(tail, axis=0)
         if held_out:
             gains = before - self._measure(learner, reached, parts)

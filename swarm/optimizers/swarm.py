@@ -17,6 +17,7 @@ from swarm.optimizers.base import (
     Descending,
     DescentPlan,
     DescentRequest,
+    LossRequest,
     freeze_array,
     load_state,
     save_state,
@@ -77,10 +78,10 @@ class MemeticSwarm(ParticleSwarm):
         starts: Further positions to start from, after the soups: K coefficients each, in the order
             of the pool's experts, the same in all groups. None is none.
         active: Number of particles that move and are evaluated, the best after the first iteration
-            by utility, with a gradient term the soups before all others: a descent has to start
-            where every expert has a part. The others do not move. None is all of them; "auto" is
-            that without a gradient term, and with it one for each `ACTIVE_POSITIONS` that the
-            budget allows after the first iteration, at most `MAX_ACTIVE`.
+            (with a gradient term by the loss of some items, else by utility); the others do not
+            move. None is all of them; "auto" is that without a gradient term, and with it one for
+            each `ACTIVE_POSITIONS` that the budget allows after the first iteration, at most
+            `MAX_ACTIVE`.
         descent: The gradient term of the velocity; None is none, as in the paper.
 
     Attributes:
@@ -223,18 +224,13 @@ class MemeticSwarm(ParticleSwarm):
         if self.composed is not None and self.iteration <= self.last_start:
             self.velocities[self.composed] = 0.0
         if self.iteration == self.last_start:
-            self._choose_moving()
+            best = self.personal_utilities
+            self._keep_moving(np.where(np.isnan(best), np.inf, -best))
 
-    def _choose_moving(self) -> None:
-        """Let the best particles, at most `most_active`, move on."""
-        u = self.personal_utilities
-        order = np.argsort(-np.where(np.isnan(u), -np.inf, u), kind="stable").tolist()
-        if self.descent is not None and self.resources.gradients:
-            first = list(range(self.experts, self.experts + self.soups))
-            if self.composed is not None:
-                first = [self.composed, *first]
-            order = [*first, *(i for i in order if i not in first)]
-        self.moving = np.isin(np.arange(len(u)), order[: self.most_active])
+    def _keep_moving(self, losses: np.ndarray) -> None:
+        """Let the particles with the lowest losses [N] move on, at most `most_active`."""
+        rank = np.argsort(losses, kind="stable")
+        self.moving = np.isin(np.arange(len(losses)), rank[: self.most_active])
 
     def _counts_stale(self) -> np.ndarray | bool:
         return self.moving & super()._counts_stale()
@@ -264,6 +260,12 @@ class MemeticSwarm(ParticleSwarm):
         """Compute the displacements of the particles that move next."""
         if self.descent is None or not self.has_utilities or self.iteration < self.last_start:
             return
+        if self.iteration == self.last_start and self.most_active is not None:
+            chosen, mine = self.descent.draw_loss_items(items), self.descent.extract(0)
+            losses = np.array(
+                [one.loss for one in (yield [LossRequest(x, chosen, mine) for x in self.positions])]
+            )
+            self._keep_moving(np.where(np.isnan(losses), np.inf, losses))
         particles = [int(i) for i in np.flatnonzero(self.moving) if not self.descent.rests(int(i))]
         self._displacements = np.zeros_like(self.positions)
         start = self._apply_restarts(self._stray_particles())[0]

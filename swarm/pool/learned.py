@@ -6,6 +6,7 @@ need not learn. It belongs to the position that it was learned with, and is zero
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ from swarm.errors import UserError
 
 FactorPair = tuple[torch.Tensor, torch.Tensor]
 
+MOMENTS = "adam"
+"""Begins the names of Adam's state in a file."""
+
 SCALING = 2.0
 """Factor of the update, as of a LoRA whose alpha is twice its rank."""
 
@@ -22,20 +26,24 @@ SCALING = 2.0
 class LearnedAdapter:
     """A low-rank update of every linear layer, float32 (Hu et al. 2021, arXiv 2106.09685).
 
-    The update is `SCALING` B A.
+    The update is `SCALING` B A. Adam's moments are kept with the factors, so that a later descent
+    continues: with fresh ones in each of 20 steps it learnt half as much.
 
     Args:
         factors: A [r, in] and B [out, r] by module.
+        moments: Adam's first and second moments of all factors, and the number of steps.
 
     Attributes:
         factors: The same; leaves of autograd after `train`.
     """
 
-    def __init__(self, factors: Mapping[str, FactorPair]) -> None:
-        self.factors = dict(factors)
+    def __init__(
+        self,
+        factors: Mapping[str, FactorPair],
+        moments: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    ) -> None:
+        self.factors, self._moments = dict(factors), dict(moments)
         self._adam: torch.optim.AdamW | None = None
-        self._sums: list[torch.Tensor] = []
-        self._summed = 0
 
     @classmethod
     def draw(
@@ -63,19 +71,22 @@ class LearnedAdapter:
             UserError: The file is missing or damaged.
         """
         try:
-            weights = load_file(file, device=str(device))
-            modules = {name.rpartition(".")[0] for name in weights}
-            factors = {m: (weights[f"{m}.A"], weights[f"{m}.B"]) for m in sorted(modules)}
+            stored = load_file(file, device=str(device))
+            modules = sorted({name.removesuffix(".A") for name in stored if name.endswith(".A")})
+            factors = {m: (stored[f"{m}.A"], stored[f"{m}.B"]) for m in modules}
         except Exception as error:
             raise UserError(f"{file}: the learned adapter cannot be read ({error})") from None
-        return cls(factors)
+        return cls(factors, {n: one for n, one in stored.items() if n.startswith(MOMENTS)})
 
     def encode(self) -> bytes:
         """Return the content of a safetensors file, which `load` reads."""
-        weights: dict[str, torch.Tensor] = {}
-        for module, (a, b) in self.factors.items():
-            weights |= {f"{module}.A": a.detach().cpu(), f"{module}.B": b.detach().cpu()}
-        return save({name: one.contiguous() for name, one in weights.items()})
+        stored = dict(self._moments)
+        for module, pair in self.factors.items():
+            stored |= {f"{module}.{side}": one for side, one in zip("AB", pair, strict=True)}
+        if self._adam is not None:
+            for number, state in enumerate(self._adam.state.values()):
+                stored |= {f"{MOMENTS}.{number}.{name}": one for name, one in state.items()}
+        return save({name: one.detach().cpu().contiguous() for name, one in stored.items()})
 
     def update(self, module: str) -> FactorPair:
         """Return A and B of a module whose product is the update."""
@@ -85,37 +96,25 @@ class LearnedAdapter:
     # Training
 
     def train(self, rate: float, decay: float) -> None:
-        """Prepare for `step`: AdamW with fresh moments."""
-        for one in self._weights():
+        """Prepare for `step`: AdamW with the moments of before, if there are any."""
+        weights = list(self._weights())
+        for one in weights:
             one.requires_grad_(True)
-        self._adam = torch.optim.AdamW(list(self._weights()), lr=rate, weight_decay=decay)
+        self._adam, self._rate = torch.optim.AdamW(weights, lr=rate, weight_decay=decay), rate
+        for name, one in self._moments.items():
+            _, number, key = name.split(".")
+            state = self._adam.state[weights[int(number)]]
+            state[key] = one.cpu() if key == "step" else one
 
-    def step(self, factor: float = 1.0, keep: bool = True) -> None:
-        """Take one step down the gradients that have been accumulated.
-
-        Args:
-            factor: Multiple of the rate in this step.
-            keep: Whether the result counts in the mean of `settle`.
-        """
+    def step(self, factor: float = 1.0) -> None:
+        """Take a step at a multiple of the rate; gradients are clipped to a norm of 1."""
         assert self._adam is not None
+        weights = list(self._weights())
         for group in self._adam.param_groups:
-            group.setdefault("full", group["lr"])
-            group["lr"] = factor * group["full"]
-        if all(one.grad is None or one.grad.isfinite().all() for one in self._weights()):
+            group["lr"] = factor * self._rate
+        if torch.nn.utils.clip_grad_norm_(weights, 1.0).isfinite():
             self._adam.step()
         self._adam.zero_grad(set_to_none=True)
-        if keep:
-            self._sums = self._sums or [torch.zeros_like(one) for one in self._weights()]
-            self._summed += 1
-            for total, one in zip(self._sums, self._weights(), strict=True):
-                total += one.detach()
-
-    def settle(self) -> None:
-        """End the training with the mean of the steps that were kept, if any."""
-        for one in self._weights():
-            one.requires_grad_(False)
-        for total, one in zip(self._sums, self._weights(), strict=bool(self._sums)):
-            one.copy_(total / self._summed)
 
     def _weights(self) -> Iterator[torch.Tensor]:
         return (one for pair in self.factors.values() for one in pair)

@@ -180,8 +180,10 @@ class Task(Setup, ABC):
         """Return an item's prompt with scored answers."""
         (request,) = first_round(self, [item])
         texts, ends, values = zip(*candidates, strict=True)
-        limit = request.token_limit
-        return Example(request.prompt, texts, values=values, ends=ends, limit=limit)
+        relative, limit = not {*values} <= {0.0, 1.0}, request.token_limit
+        return Example(
+            request.prompt, texts, values=values, relative=relative, ends=ends, limit=limit
+        )
 
     def calibrate(self, scores: Sequence[Score]) -> Mapping[str, Any] | None:
         """Set the scale of the values from the dev scores of all experts, and return it.

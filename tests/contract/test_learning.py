@@ -26,13 +26,14 @@ from swarm.tasks.multiple_choice import MultipleChoice
 SCORED = Example("the answer", (" 12", " yes", " no"), values=(0.5, 1.0, 0.0), final=True)
 
 
-def test_the_loss_by_scores_is_of_the_expected_score() -> None:
+def test_the_loss_by_scores() -> None:
     p, values = np.array([0.3, 0.1, 0.2]), np.array([1.0, 0.5, 0.0])
-    logprobs = torch.tensor(np.log(p), requires_grad=True)
-    loss = expected_score_loss(logprobs, torch.tensor(values))
-    loss.backward()
-    assert float(loss) == pytest.approx(-math.log(values @ p))
-    np.testing.assert_allclose(logprobs.grad, -values * p / (values @ p))
+    tokens = np.array([1.0, 3.0, 2.0])
+    tensors = [torch.tensor(one) for one in (np.log(p), values, tokens)]
+    assert float(expected_score_loss(*tensors)) == pytest.approx(-math.log(values @ p) / 2)
+    q = p ** (1 / tokens)
+    relative = float(expected_score_loss(*tensors, relative=True))
+    assert relative == pytest.approx(-math.log(values @ q / q.sum()))
 
 
 def test_loss_and_slopes_of_a_position_with_an_adapter(
@@ -78,19 +79,26 @@ def test_loss_and_slopes_of_a_position_with_an_adapter(
         np.testing.assert_allclose(rough, exact, atol=0.05 * np.abs(exact).max())
 
 
-def test_an_adapter_settles_at_the_mean_of_the_steps_it_keeps() -> None:
-    adapter = LearnedAdapter.draw({"layer": (4, 3)}, 2, 0, "cpu")
-    a, b = adapter.factors["layer"]
-    assert a.abs().max() <= 0.5 and not b.any()
-    adapter.train(0.1, 0.0)
-    seen = []
-    for keep in (False, True, True):
-        b.grad, a.grad = torch.ones_like(b), torch.full_like(a, math.nan if not keep else 1.0)
-        adapter.step(0.5, keep)
-        seen.append(b.detach().clone())
-    assert not seen[0].any(), "a gradient that is not finite moves nothing"
-    adapter.settle()
-    assert torch.allclose(b, (seen[1] + seen[2]) / 2) and not b.requires_grad
+def test_an_adapter_continues_with_its_moments(tmp_path: Path) -> None:
+    """Two steps are the same whether its file was read between them or not."""
+    ends = []
+    for through_file in (False, True):
+        adapter = LearnedAdapter.draw({"layer": (4, 3)}, 2, 0, "cpu")
+        a, b = adapter.factors["layer"]
+        assert a.abs().max() <= 0.5 and not b.any()
+        adapter.train(0.1, 0.0)
+        for size in (1.0, 0.01, math.nan):
+            for one in adapter.factors["layer"]:
+                one.grad = torch.full_like(one, size)
+            adapter.step(0.5)
+            if through_file:
+                (tmp_path / "file").write_bytes(adapter.encode())
+                adapter = LearnedAdapter.load(tmp_path / "file")
+                adapter.train(0.1, 0.0)
+            if size == 0.01:
+                ends.append(adapter.factors["layer"][1].detach().clone())
+        assert torch.equal(adapter.factors["layer"][1], ends[-1]), "NaN moves nothing"
+    assert torch.equal(*ends) and ends[0].any()
 
 
 def match(folder: Path, parser: str, answers: list[str], **more: Any) -> ExactMatch:
@@ -139,11 +147,12 @@ def test_candidates_are_distinct_and_differ_in_score(tmp_path: Path) -> None:
     assert wrong == nothing == []
     example = task.scored_example(task.items("dev")[0], first)
     assert example.choices == (" 12",) and example.values == (1.0,)
-    pool._known[1] = {("a", True): 0.1, ("b", True): 0.3, ("c", True): 0.2, ("d", True): 0.3}
-    graded = [(one.text, one.value) for one in pool.choose(2)[1]]
-    assert graded == [("d", pytest.approx(1.0)), ("b", pytest.approx(1.0))]
-    graded = [(one.text, one.value) for one in pool.choose(4)[1]]
-    assert graded[2] == ("c", pytest.approx(0.5)) and len(graded) == 3
+    # Grades: the best, then the latest, each against the others.
+    pool._known[1] = {("a", True): 0.1, ("b", True): 0.3, ("c", True): 0.2, ("d", True): 0.1}
+    graded = pool.choose(3)[1]
+    assert [one.text for one in graded] == ["b", "d", "c"]
+    assert [one.value for one in graded] == pytest.approx([1.0, 0.0, 0.5])
+    assert task.scored_example(task.items("dev")[0], graded).relative
 
 
 def test_what_teaches(tmp_path: Path) -> None:

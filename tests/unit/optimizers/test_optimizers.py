@@ -14,7 +14,7 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from swarm.errors import UserError
-from swarm.optimizers.base import GRADIENT_COST, EntropyRequest, SearchResources
+from swarm.optimizers.base import GRADIENT_COST, EntropyRequest, LossRequest, SearchResources
 from swarm.runs.pareto_front import compute_hypervolume, find_non_dominated
 
 VARIANTS = sorted((Path(__file__).parent / "variants").glob("*.yaml"))
@@ -181,10 +181,7 @@ class Learner:
         self.cost += len(items) * (GRADIENT_COST if slope else 1)
         return measured(position, items, self.objective)
 
-    def step(self, factor: float, keep: bool) -> None:
-        pass
-
-    def settle(self) -> None:
+    def step(self, factor: float) -> None:
         pass
 
 
@@ -200,7 +197,7 @@ def descend(optimizer: Any, objective: Objective, items: int = 80) -> int:
             return learner.cost
         answers = []
         for one in wanted:
-            if isinstance(one, EntropyRequest):
+            if isinstance(one, EntropyRequest | LossRequest):
                 answers.append(learner.measure(one.position, one.items))
                 continue
             mine, routes = one.descent, [i % one.descent.routes for i in range(items)]

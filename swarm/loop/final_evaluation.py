@@ -211,7 +211,8 @@ class FinalEvaluation:
         search asked by another signal, the best initial expert, as the others would have to be
         scored again. The two are compared on the items that no gradient used (`without_gradient`;
         those of the race with `by_kept`), where the best found does not profit from having been
-        trained on them. A Pareto front is left as it is.
+        trained on them; it has to be lower by more than the standard error of the difference, as
+        there are few of them. A Pareto front is left as it is.
 
         Returns:
             The best found or what replaces it, and the names of the routes that are the start's.
@@ -242,7 +243,10 @@ class FinalEvaluation:
             if self.by_kept:
                 scores, items = self.holdout_scores, list(range(len(self.held_out)))
             found, other = (self._utility_on(scores(index), items) for index in (after, start))
-            if items and found < other:
+            both = zip(scores(after), scores(start), strict=True)
+            apart = np.array([one.value - two.value for one, two in both])[items]
+            error = float(np.std(apart) / max(1, len(apart) - 1) ** 0.5) if items else 0.0
+            if items and found < other - error:
                 replaced |= dict.fromkeys(np.flatnonzero(kinds == kind).tolist(), start)
         names = list(group_by_route(self.record.state["groups"]))
         kept = [names[route] for route in sorted(replaced)]

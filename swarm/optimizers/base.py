@@ -6,16 +6,13 @@ part where they sum to 1.
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 from pydantic import Field
 
 from swarm.errors import UserError
 from swarm.optimizers import random_streams
-
-if TYPE_CHECKING:
-    from swarm.optimizers.gradient import Descent
 
 MOST_ROWS = 10_000
 """Maximum number of positions of an ask, or items of a batch; each is evaluated separately."""
@@ -54,7 +51,7 @@ class LossRequest:
 
     position: np.ndarray
     items: tuple[int, ...]
-    descent: "Descent"
+    descent: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +66,7 @@ class DescentRequest:
 
     position: np.ndarray
     particle: int
-    descent: "Descent"
+    descent: Any
 
 
 class Reached(Protocol):
@@ -79,7 +76,7 @@ class Reached(Protocol):
     def position(self) -> np.ndarray: ...
 
     @property
-    def descent(self) -> "Descent": ...
+    def descent(self) -> Any: ...
 
 
 class LossGradient(Protocol):

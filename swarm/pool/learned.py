@@ -84,7 +84,8 @@ class LearnedAdapter:
         for module, pair in self.factors.items():
             stored |= {f"{module}.{side}": one for side, one in zip("AB", pair, strict=True)}
         if self._adam is not None:
-            for number, state in enumerate(self._adam.state.values()):
+            for number, weight in enumerate(self._weights()):
+                state = self._adam.state.get(weight, {})
                 stored |= {f"{MOMENTS}.{number}.{name}": one for name, one in state.items()}
         return save({name: one.detach().cpu().contiguous() for name, one in stored.items()})
 

@@ -700,9 +700,25 @@ class RunRecord(RunState):
         if summary is None and SUMMARY_FILE not in self._damaged:
             self._damaged.append(SUMMARY_FILE)
         if lost is not None:
+            lost = self._first_without_adapters(lost)
             self._cut = f"{where} is damaged or missing"
             self._record = Record(self.folder).read(lost)
             self.state = self._record.state
+
+    def _first_without_adapters(self, lost: int) -> int:
+        """Return the iteration to cut before: this one, if the adapters to go on from are there.
+
+        Those of earlier iterations may have been dropped; then the first that learned any.
+        """
+        learned = [n for n, entry in enumerate(self.iterations[:lost]) if entry.get("learned")]
+        positions = self.iterations[lost - 1]["positions"] if lost else []
+        for number in learned:
+            entry = self.iterations[number]
+            for i, files in entry["learned"].items():
+                missing = any(file and not (self.folder / file).is_file() for file in files)
+                if missing and entry["positions"][int(i)] in positions:
+                    return learned[0]
+        return lost
 
     def _repair(self) -> None:
         """Remove damaged and unfinished files, so that they are written again, and log it."""

@@ -137,8 +137,8 @@ def test_a_descent_into_what_is_not_finite_names_its_particle(
     for scale in (1.0, 3e5, 1e30):
         position, name = tuple((scale * np.eye(4)[1]).tolist()), "particle 3 in its descent"
         routes = (0,) * 4
-        job = DescentJob(0, (position,), DESCENT, tuple(range(4)), (name,), (), 0, descent, 0, 1,
-                         routes)  # fmt: skip
+        job = DescentJob(0, (position,), DESCENT, tuple(range(4)), (name,), descent=descent,
+                         steps=1, routes=routes)  # fmt: skip
         if scale == 1.0:
             assert np.isfinite(evaluator.descend([job])[0].position).all()
             continue

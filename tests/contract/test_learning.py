@@ -189,7 +189,7 @@ def test_a_search_learns_from_scores_alone_with_an_adapter(
     files = {path.name for path in (run.path / LEARNED_FOLDER).iterdir()}
     known = run.learned_files()
     particles = len(run.rounds[0]["utilities"])
-    assert 0 < len(files) <= 2 * particles < sum(len(entry["learned"]) for entry in descents)
+    assert 0 < len(files) <= 2 * particles
     assert {Path(file).name for file in known.values()} >= files
 
     # What is saved answers as the search did.

@@ -1,5 +1,6 @@
 """A worker loads base, pool and task once and then scores job after job."""
 
+import math
 import os
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -296,7 +297,9 @@ class Worker:
                 learner = ItemLearner(self.engine, task, items, job)
                 if job.split == LOSS:
                     taught = [i for i, route in enumerate(job.routes) if route is not None]
-                    loss = learner.measure(positions[0], taught, slope=False)
+                    loss = Gradient(math.nan, np.zeros(0))
+                    if taught:
+                        loss = learner.measure(positions[0], taught, slope=False)
                     return JobResult(job.number, [], len(items), 0, loss)
                 ended = learner.descend()
                 cost = learner.losses + learner.gradients
@@ -383,7 +386,7 @@ class ItemLearner:
             [self.job.routes[number] or 0 for number in items],
             self._adapter,
         )
-        return found.mean_over(max(1, len(items)))
+        return found.mean_over(len(items))
 
     def step(self, factor: float) -> None:
         """See `swarm.optimizers.gradient.Learner`."""

@@ -195,7 +195,7 @@ class Pool(ExpertPool):
         routes: Routes = 1,
         control: Literal["random"] | None = None,
         control_seed: Count = 0,
-        new_adapter: Positive | Literal["auto"] | None = None,
+        new_adapter: Positive | Literal["auto"] | None = "auto",
         most: Positive | None = 30,
     ) -> None:
         if export_rank is not None and space != "delta":
@@ -247,8 +247,8 @@ class Pool(ExpertPool):
             "control_seed": self._control_seed,
             "most": self.most,
             **({"base": "ignore"} if self._base_check == "ignore" else {}),
-            **({"routes": self.router.to_dict()} if self.router else {}),
-            **({"new_adapter": self.new_adapter} if self.new_adapter else {}),
+            "routes": self.router.to_dict() if self.router else self.wanted_routes,
+            "new_adapter": self.new_adapter,
         }
 
     def __reduce__(self) -> tuple[Any, ...]:

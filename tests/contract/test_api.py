@@ -46,7 +46,7 @@ def keys(folder: Path, base: Path, pool: Path, **more: Any) -> dict[str, Any]:
         searches.choice_file(folder / "tiny.json", 4, 6)
     overrides = {"task.file": folder / "tiny.json", "task.scoring": "logits"}
     if not isinstance(pool, Pool):
-        overrides |= {"pool.space": "factor", "pool.groups": "global"}
+        overrides |= {"pool.space": "factor", "pool.groups": "global", "pool.routes": 1}
     return {
         "task": "mmlu",
         "pool": pool,

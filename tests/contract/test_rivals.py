@@ -17,6 +17,7 @@ import torch
 
 from swarm.models.base import Example
 from swarm.optimizers.adamerging import AdaMerging
+from swarm.optimizers.base import EntropyRequest
 from swarm.optimizers.evogm import EvolutionaryGenerator, GeneratorPair
 from swarm.runs.folder import read_state
 
@@ -95,7 +96,7 @@ def descended(optimizer: AdaMerging, slope: Callable[[np.ndarray], Any]) -> list
             (wanted,) = course.send(answer)
         except StopIteration:
             return found
-        assert wanted.entropy and wanted.slope
+        assert isinstance(wanted, EntropyRequest)
         found.append(wanted.items)
         answer = [type("Slope", (), {"loss": 0.0, "slope": slope(wanted.position)})()]
 

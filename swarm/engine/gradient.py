@@ -1,10 +1,9 @@
 """The loss of gold or scored answers at a position, and its derivative by the coefficients.
 
-Only the G x K coefficients are parameters, and the factors of a learned adapter if there is one: the
-base and the experts are frozen, so a position with 9 coefficients has 9 partial derivatives,
-whatever the size of the model. The loss passes through
-the LoRA layers (`swarm.engine.lora`), where autograd sums the derivative of every
-adapted module into the coefficients of its group.
+Only the G x K coefficients are parameters, and the factors of a learned adapter if there is one:
+the base and the experts are frozen, so a position with 9 coefficients has 9 partial derivatives,
+whatever the size of the model. The loss passes through the LoRA layers (`swarm.engine.lora`), where
+autograd sums the derivative of every adapted module into the coefficients of its group.
 """
 
 import heapq

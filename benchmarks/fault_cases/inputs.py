@@ -77,7 +77,6 @@ OF_KEY: dict[str, list[str]] = {
     "baselines": [*LIST, "null", "base", "[base,5]"],
     "job.particles": [*WHOLE, "0"],
     "job.items": [*WHOLE, "0"],
-    "job.examples": [*WHOLE, "0"],
     "task.name": ["''", "5", "[]", "{a:1}", "null", "' '"],
     "task.file": [
         *PLACE,

@@ -13,7 +13,7 @@ speed        an iteration (20 particles, 10 experts, 200 items, prompts of 150 t
              200 new tokens) in the jobs of a search, against the reference procedure and against
              plain inference of one model; prefill as a share of the device's matmul rate and decode
              (in batches) of its copy rate; a step; a change of positions
-memory       peak memory against the estimate of a dry run
+memory       peak memory of a job
 plan         the automatic plan against the two it chooses from
 """
 
@@ -842,7 +842,8 @@ def write_tables(out: Path) -> str:
         result, where = data["result"], data["environment"]
         lines += [f"## {data['model']}: {data['part']}", ""]
         lines += [
-            f"{where['device']}, torch {where['torch']}, {where['date']}, {data['seconds']:.0f} s",
+            f"{where['device']}, torch {where['torch']}, transformers {where['transformers']}, "
+            f"{where['date']}, {data['seconds']:.0f} s",
             "",
         ]
         if rows := result.get("rows"):

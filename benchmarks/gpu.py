@@ -651,14 +651,19 @@ def time_iteration(
 
 
 def change_seconds(engine: HFEngine, chosen: torch.Tensor, device: str) -> dict[str, float]:
-    """Time a change of positions in the layers."""
-    stack = engine._mixer
+    """Time a change of positions in the layers: each call has others than the one before."""
+    stack, half = engine._mixer, chosen / 2
+
+    def change(count: int, merge: bool = False) -> None:
+        for rows in (chosen, half):
+            stack.set_positions(rows[:count], merge=merge)
+
     ways = {
-        "change of one position, s": partial(stack.set_positions, chosen[:1]),
-        "change of all positions, s": partial(stack.set_positions, chosen),
-        "change of one merged position, s": partial(stack.set_positions, chosen[:1], merge=True),
+        "change of one position, s": partial(change, 1),
+        "change of all positions, s": partial(change, len(chosen)),
+        "change of one merged position, s": partial(change, 1, merge=True),
     }
-    return {name: time_call(act, device, 5) for name, act in ways.items()}
+    return {name: time_call(act, device, 5) / 2 for name, act in ways.items()}
 
 
 @dataclass

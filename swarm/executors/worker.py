@@ -157,7 +157,7 @@ class DescentJob(Job):
         steps: Number of steps.
         routes: The route of each item; `None` for an item without any loss.
         candidates: The scored answers of each item; empty where the gold answer is all there is.
-        fade: Share of the budget that is spent before the first step, and after the last.
+        spent: See `swarm.optimizers.gradient.Descent.run`.
         rank: Rank of the adapter that is learned; `None` for none. If `learned` has a file for a
             route, it continues with the first of them.
     """
@@ -168,7 +168,7 @@ class DescentJob(Job):
     routes: tuple[int | None, ...] = ()
     candidates: tuple[Sequence[Candidate], ...] = ()
     rank: int | None = None
-    fade: tuple[float, float] = (0.0, 0.0)
+    spent: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +358,7 @@ class ItemLearner:
 
     def __init__(self, engine: Engine, task: Task, items: Sequence[Item], job: DescentJob) -> None:
         self.engine, self.task, self.items, self.job = engine, task, items, job
-        self.losses = self.gradients = self._steps = 0
+        self.losses = self.gradients = 0
         self._examples: dict[int, Example] = {}
         self._adapter = None
         if job.rank:
@@ -369,7 +369,7 @@ class ItemLearner:
     def descend(self) -> Descended:
         """Take the job's steps."""
         job, start = self.job, np.array(self.job.positions[0])
-        reached = job.descent.run(start, job.particle, job.routes, job.steps, self)
+        reached = job.descent.run(start, job.particle, job.routes, job.steps, self, job.spent)
         rows = [x.reshape(job.descent.routes, -1) for x in (start, reached)]
         kept = np.flatnonzero((rows[0] == rows[1]).all(axis=1)).tolist()
         adapter = self._adapter.encode() if self._adapter else None
@@ -391,10 +391,7 @@ class ItemLearner:
     def step(self, factor: float) -> None:
         """See `swarm.optimizers.gradient.Learner`."""
         if self._adapter:
-            begin, end = self.job.fade
-            self._steps += 1
-            spent = begin + (end - begin) * self._steps / self.job.steps
-            self._adapter.step(factor * (1 - spent))
+            self._adapter.step(factor)
 
     def _example(self, number: int) -> Example:
         if number not in self._examples:

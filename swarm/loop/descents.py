@@ -217,8 +217,10 @@ class Descents:
         for one in wanted if drawn else ():
             self._draw_texts(number, one, unsolved * descent.samples)
         chosen, routes = self._choose_candidates(descent.candidates)
-        spent = left - plan.forwards, left - plan.forwards - steps * GRADIENT_COST * plan.gradients
-        fade = tuple(1 - one / self.budget if self.budget else 0.0 for one in spent)
+        spent = (0.0, 0.0)
+        if self.budget:
+            first = 1 - (left - plan.forwards) / self.budget
+            spent = first, first + steps * GRADIENT_COST * plan.gradients / self.budget
         jobs = [
             DescentJob(
                 i,
@@ -234,7 +236,7 @@ class Descents:
                 routes=tuple(routes),
                 candidates=tuple(chosen),
                 rank=self.pool.new_adapter,  # type: ignore[arg-type]
-                fade=fade,  # type: ignore[arg-type]
+                spent=spent,
             )
             for i, one in enumerate(wanted)
         ]

@@ -63,10 +63,10 @@ class Descent:
     steps keeps its coefficients of before.
 
     A particle learns from its own sequence of minibatches, without the fold of dev that is held out
-    for it; of F = round(1 / holdout) folds, particle i has the fold i mod F. The result of an
-    iteration's steps is the mean of the last half of the iterates (Polyak and Juditsky, 1992). If
-    the held-out loss there is not lower than before the steps, the particle's rate is halved; after
-    the fourth time it stops descending.
+    for it; of F = round(1 / holdout) folds, particle i has the fold i mod F. All rates fall
+    linearly to zero over the search's budget, if there is one, so that its last iterate needs no
+    averaging. If the held-out loss is not lower after an iteration's steps than before, the
+    particle's rate is halved; after the fourth time it stops descending.
 
     Adam's steps have the same length for all experts, unless `step_scales` shortens those of some:
     a step of .1 of an update that is fifty times as large as the others' destroys the model.
@@ -86,8 +86,7 @@ class Descent:
         samples: Texts drawn at temperature 1 before a descent by scores, for each dev item without
             an answer of the highest score.
         new_rate: AdamW's rate for the factors of the adapter that is learned beside
-            (`pool.new_adapter`); it follows the same warm-up and halving, and falls linearly to
-            zero over the search's budget, if there is one.
+            (`pool.new_adapter`).
         new_decay: Its weight decay.
         required: Whether to refuse a task that nothing teaches; else the swarm moves without.
     """
@@ -171,6 +170,7 @@ class Descent:
         routes: Sequence[int | None],
         steps: int,
         learner: Learner,
+        spent: tuple[float, float] = (0.0, 0.0),
     ) -> np.ndarray:
         """Descend from a position [R * G * K]; return the position reached.
 
@@ -178,8 +178,9 @@ class Descent:
             particle: Number of the particle in the swarm, of which this is the extract.
             routes: The route of each dev item, by its number; `None` for an item that has no loss.
             steps: Number of steps, at most `self.steps`.
+            spent: Share of the budget that is spent before the first step, and after the last.
         """
-        x, tail = start.copy(), list[np.ndarray]()
+        reached, (begin, end) = start.copy(), spent
         learnt, held_out = self._split_holdout(particle, len(routes))
         learnt = np.array([i for i in learnt.tolist() if routes[i] is not None], int)
         if not len(learnt):
@@ -189,14 +190,14 @@ class Descent:
         for number in range(steps):
             where = self.seed, particle, MINIBATCH_STREAM, int(self.count[0])
             chosen = learnt[random_streams.minibatch(*where, self.batch, len(learnt))]
-            slope = learner.measure(x, chosen.tolist()).slope
+            slope = learner.measure(reached, chosen.tolist()).slope
             self.count[0] += 1
+            warm = min(1.0, int(self.count[0]) / (self.warmup + 1))
+            fade = 1 - begin - (end - begin) * number / steps
+            factor = float(self.rate_factor[0]) * warm * fade
             if np.isfinite(slope).all():
-                x = self._adam_step(x, slope)
-            learner.step(self._rate())
-            if number >= steps // 2:
-                tail.append(x)
-        reached = np.mean(tail, axis=0)
+                reached = self._adam_step(reached, slope, factor)
+            learner.step(factor)
         if held_out:
             gains = before - self._measure(learner, reached, parts)
             if self.routes > 1:
@@ -223,19 +224,15 @@ class Descent:
         folds = [set(self._split_holdout(int(i), items)[1]) for i in np.flatnonzero(self.count)]
         return tuple(sorted(set.intersection(*folds))) if folds else ()
 
-    def _rate(self) -> float:
-        """Return the multiple of all rates in the step of this count, which is the first at 1."""
-        return float(self.rate_factor[0]) * min(1.0, int(self.count[0]) / (self.warmup + 1))
-
-    def _adam_step(self, x: np.ndarray, slope: np.ndarray) -> np.ndarray:
-        """Take one Adam step of a position [R * G * K]; the rate grows in the first steps."""
+    def _adam_step(self, x: np.ndarray, slope: np.ndarray, factor: float) -> np.ndarray:
+        """Take one Adam step of a position [R * G * K], with a multiple of the rates."""
         experts = x.size // self.groups
         by_group = slope.reshape(self.routes, -1, experts)
         gradient = np.concatenate([by_group.sum(axis=1).reshape(-1), slope])
         scaled = adam_direction(gradient, self.moments[0], int(self.count[0]))
         rows = x.reshape(by_group.shape)
         shared = rows.mean(axis=1, keepdims=True)
-        rates = self.rate * self._rate() * self.step_scales / self.routes**0.5
+        rates = self.rate * factor * self.step_scales / self.routes**0.5
         shared_size = self.routes * experts
         moved = shared - rates * scaled[:shared_size].reshape(shared.shape)
         if self.groups == self.routes:

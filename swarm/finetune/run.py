@@ -141,11 +141,13 @@ class FinetuneRun:
         model, pool, engine, executor, job: As for a search.
         expert: Name of an expert of the pool, or folder of an adapter, to start from.
         run: A run folder, whose best initial expert is the start; without both, a fresh LoRA is.
-        steps, batch, every, patience: See `swarm.finetune.trainer.AdapterTrainer`.
-        budget: Maximum cost in prompt-equivalents, divided among the rates: 3 for a training
-            example, 1 for a held-out one. It lowers `steps`; `None` is no limit.
-        rate: Learning rate, or several, each trained from the same start, of which the lowest
-            held-out loss chooses.
+        batch, every, patience: See `swarm.finetune.trainer.AdapterTrainer`.
+        steps: Steps of the chosen rate, its trial included; `None` is what `budget` pays for, or
+            100.
+        budget: Maximum cost in prompt-equivalents, trials included: 3 for a training example, 1
+            for a held-out one. It lowers `steps`; `None` is no limit.
+        rate: Learning rate, or several, each tried for `every` steps from the same start; the one
+            with the lowest held-out loss is trained further.
         holdout: Share of dev items held out from training; 0 for none, with one rate.
         rank, alpha, targets: Parameters of a fresh LoRA; "all-linear" is all linear layers but the
             output's.
@@ -169,7 +171,7 @@ class FinetuneRun:
         job: Batching,
         expert: Text | None = None,
         run: Text | None = None,
-        steps: Positive = 100,
+        steps: Positive | None = None,
         budget: Positive | None = None,
         batch: Positive = 8,
         rate: PositiveNumber | Annotated[list[PositiveNumber], Field(min_length=1)] = 1e-3,
@@ -202,6 +204,7 @@ class FinetuneRun:
         rates = rate if isinstance(rate, list) else [rate]
         if len(rates) > 1 and not holdout:
             raise UserError("holdout=0: held-out items choose among several rates; give one rate=")
+        steps = steps if steps or budget else 100
         self.recipe: dict[str, Any] = {"steps": steps, "batch": batch, "rate": rates}
         self.recipe |= {"every": every, "patience": patience, "seed": seed}
         self.budget, self.holdout, self.seed, self.test = budget, holdout, seed, test
@@ -250,24 +253,26 @@ class FinetuneRun:
         return verdict
 
     def _limit_steps(self, budget: int, held_out: int) -> None:
-        """Lower the steps to those that each rate's share of a budget pays for.
+        """Lower the steps of the chosen rate to those that a budget pays for, beside the trials.
 
         A step costs `GRADIENT_COST` for each example of its batch. The held-out examples are
-        evaluated at the start and after every `every` steps.
+        evaluated at the start of each rate, after every `every` steps, and at the end.
 
         Raises:
             UserError: It pays for no step.
         """
-        batch, every, rates = (self.recipe[key] for key in ("batch", "every", "rate"))
-        share = budget // len(rates)
+        batch, every = self.recipe["batch"], self.recipe["every"]
+        others = len(self.recipe["rate"]) - 1
 
         def cost(steps: int) -> int:
-            return GRADIENT_COST * batch * steps + held_out * (1 + -(-steps // every))
+            trained = steps + others * min(every, steps)
+            evaluations = 1 + -(-steps // every) + 2 * others
+            return GRADIENT_COST * batch * trained + held_out * evaluations
 
-        steps = bisect_right(range(share), share, key=cost) - 1
+        steps = bisect_right(range(budget), budget, key=cost) - 1
         if steps < 1:
             raise UserError(f"budget={budget} is too small for a training step of each rate")
-        self.recipe["steps"] = min(steps, self.recipe["steps"])
+        self.recipe["steps"] = min(steps, self.recipe["steps"] or steps)
 
     def _open_state(self, config: Mapping[str, Any], label: str, source: Path | None) -> None:
         """Read the state of this fine-tuning from the folder, or write the initial one."""
@@ -370,15 +375,14 @@ class FinetuneRun:
         print(f"{self.folder}: training on {len(examples)} dev items, holding out {len(held_out)}")
         recipe = dict(self.recipe)
         batch, steps, rates = (recipe.pop(key) for key in ("batch", "steps", "rate"))
+        trial = min(recipe["every"], steps) if len(rates) > 1 else 0
 
         def add_checksums() -> None:
             with self._record.replacing(TRAINING):
                 pass
 
-        trainers: list[AdapterTrainer] = []
-        for rate in rates:
-            if trainers:
-                model = trainers[-1].model.unload()
+        def train(rate: float, last: int) -> AdapterTrainer:
+            """Train up to the step `last`, from the last checkpoint."""
             with quiet_transformers():
                 adapted = PeftModel.from_pretrained(model, self.folder / "start", is_trainable=True)
             trainer = AdapterTrainer(
@@ -386,7 +390,8 @@ class FinetuneRun:
                 trained,
                 shuffled_batches(len(trained), batch, steps, self.seed),
                 rate,
-                say=partial(print, f"rate {rate:g},") if len(rates) > 1 else print,
+                say=partial(print, f"rate {rate:g},") if trial else print,
+                trial=trial,
                 held_out=held,
                 folder=self.folder / TRAINING / f"{rate:g}",
                 checkpoint=self._last_checkpoint(rate),
@@ -394,25 +399,30 @@ class FinetuneRun:
                 **recipe,
             )
             try:
-                trainer.run()
+                trainer.run(last)
             except torch.OutOfMemoryError:
                 raise UserError(f"out of memory on {self.device}; lower batch={batch}") from None
-            trainers.append(trainer)
-        best = min(trainers, key=lambda one: one.lowest_loss)
-        trainers[-1].set_weights(best.best)
+            return trainer
+
+        tried: dict[float, AdapterTrainer] = {}
+        for rate in rates if trial else ():
+            tried[rate] = train(rate, trial)
+            model = tried[rate].model.unload()
+        rate = min(tried, key=lambda one: tried[one].losses[trial], default=rates[0])
+        best = tried[rate] = train(rate, steps)
         training = {
-            "rate": rates[trainers.index(best)],
+            "rate": rate,
             "step": best.best_step,
             "steps": best.state.global_step,
             "evaluations": best.evaluations,
             "examples": len(examples),
-            "examples_seen": sum(one.state.global_step for one in trainers) * batch,
-            "examples_evaluated": sum(len(one.evaluations) for one in trainers) * len(held_out),
+            "examples_seen": sum(one.state.global_step for one in tried.values()) * batch,
+            "examples_evaluated": sum(len(one.losses) for one in tried.values()) * len(held_out),
         }
         note = {"tuned_from": label, "task": self.task.name, "training": training}
         with self._record.replacing("tuned", TRAINING):
             write_folder_atomic(
-                self.folder / "tuned", lambda to: save_adapter(adapted, to), note, "adapter"
+                self.folder / "tuned", lambda to: save_adapter(best.model, to), note, "adapter"
             )
             shutil.rmtree(self.folder / TRAINING, ignore_errors=True)
 

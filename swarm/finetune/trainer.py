@@ -28,10 +28,10 @@ BEST_FILE, STATE_FILE = "best.safetensors", "trainer_state.json"
 class AdapterTrainer(Trainer):
     """Trains the weights of a model that require gradients; resumes exactly from a checkpoint.
 
-    AdamW without weight decay; the rate has a short warm-up and a linear decay to zero, gradients
-    are clipped to a norm of 1. The model ends with the weights of the lowest held-out loss
-    (`evaluate_loss`), those of the start among them; without held-out examples with those of the
-    last step.
+    AdamW without weight decay; the rate has a short warm-up and, after `trial` steps, a linear
+    decay to zero, gradients are clipped to a norm of 1. The model ends with the weights of the
+    lowest held-out loss (`evaluate_loss`), those of the start among them; without held-out
+    examples with those of the last step.
 
     Args:
         model: A causal language model of transformers with a PEFT adapter.
@@ -39,6 +39,7 @@ class AdapterTrainer(Trainer):
         batches: Indices of the examples of each step.
         rate: Learning rate.
         say: Called with a line of text every `every` steps.
+        trial: Steps before the rate decays.
         held_out: Examples that select the step.
         every: Steps between two evaluations of the held-out loss, and between checkpoints.
         patience: Evaluations without a lower loss after which training stops.
@@ -55,6 +56,7 @@ class AdapterTrainer(Trainer):
         batches: Sequence[list[int]],
         rate: float,
         say: Callable[[str], None] = print,
+        trial: int = 0,
         held_out: Sequence[TokenPair] = (),
         every: int = 20,
         patience: int = 0,
@@ -66,7 +68,6 @@ class AdapterTrainer(Trainer):
         steps = len(batches)
         arguments = TrainingArguments(
             str(folder or "unused"),
-            max_steps=steps,
             use_cpu=model.device.type == "cpu",
             seed=seed,
             logging_steps=every,
@@ -88,9 +89,10 @@ class AdapterTrainer(Trainer):
         weights = [weight for weight in model.parameters() if weight.requires_grad]
         adam = torch.optim.AdamW(weights, lr=rate, weight_decay=0.0)
         warm = max(1, steps // WARMUP_DIVISOR)
+        decay = max(1, steps - trial)
         # No step has a rate of 0.
         schedule = torch.optim.lr_scheduler.LambdaLR(
-            adam, lambda step: min((step + 1) / warm, 1 - step / steps)
+            adam, lambda step: min((step + 1) / warm, 1, (steps - step) / decay)
         )
         super().__init__(
             model,
@@ -104,8 +106,11 @@ class AdapterTrainer(Trainer):
         self.say, self.checkpoint, self.on_checkpoint = say, checkpoint, on_checkpoint
         self.best: dict[str, torch.Tensor] = {}
 
-    def run(self) -> None:
+    def run(self, last: int | None = None) -> None:
         """Train, and leave the model with the best weights.
+
+        Args:
+            last: Step to end at; `None` is that of the last batch.
 
         Raises:
             UserError: A loss is not finite.
@@ -113,17 +118,14 @@ class AdapterTrainer(Trainer):
         if self.checkpoint is not None:
             self.state = TrainerState.load_from_json(str(self.checkpoint / STATE_FILE))
             self.say(f"resuming after step {self.state.global_step}")
-        if self.state.global_step < len(self.batches) and not self._is_stale():
+        self.args.max_steps = last or len(self.batches)
+        if self.state.global_step < self.args.max_steps and not self._is_stale():
             self.train(resume_from_checkpoint=self.checkpoint and str(self.checkpoint))
         elif self.checkpoint is not None:
             self._load_from_checkpoint(str(self.checkpoint))
-        self.set_weights(self.best)
-
-    def set_weights(self, weights: dict[str, torch.Tensor]) -> None:
-        """Set the model's trained weights by name."""
         for name, weight in self._trained_weights():
-            if name in weights:
-                weight.data.copy_(weights[name])
+            if name in self.best:
+                weight.data.copy_(self.best[name])
 
     @property
     def evaluations(self) -> list[tuple[int, float | None, float | None]]:
@@ -135,15 +137,15 @@ class AdapterTrainer(Trainer):
         return [(step, one.get("loss"), one.get("eval_loss")) for step, one in found.items()]
 
     @property
-    def best_step(self) -> int:
-        """Step of the lowest held-out loss, the first of equal ones; without any the last step."""
-        losses = [(held, step) for step, _, held in self.evaluations if held is not None]
-        return min(losses)[1] if losses else int(self.state.global_step)
+    def losses(self) -> dict[int, float]:
+        """Held-out losses by step."""
+        return {step: held for step, _, held in self.evaluations if held is not None}
 
     @property
-    def lowest_loss(self) -> float:
-        """The lowest held-out loss; infinite without any."""
-        return min((held for _, _, held in self.evaluations if held is not None), default=math.inf)
+    def best_step(self) -> int:
+        """Step of the lowest held-out loss, the first of equal ones; without any the last step."""
+        losses = self.losses
+        return min(losses, key=losses.__getitem__, default=int(self.state.global_step))
 
     def _is_stale(self) -> bool:
         stale = sum(step > self.best_step for step, _, _ in self.evaluations)
@@ -175,6 +177,7 @@ class AdapterTrainer(Trainer):
         if self.best_step == self.state.global_step:
             self.best = {name: one.detach().clone() for name, one in self._trained_weights()}
         self.control.should_training_stop |= self._is_stale()
+        self.control.should_evaluate = False  # else the last step is evaluated twice
         return {"eval_loss": loss}
 
     def log(self, logs: dict[str, float], *more: Any) -> None:

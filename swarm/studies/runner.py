@@ -335,11 +335,7 @@ class StudyRunner:
 
     async def _finetune_cell(self, cell: Cell, task: Any) -> dict[str, Any]:
         folder, method = self._run_folder(cell), self.study.methods[cell.method]
-        words = [
-            *self._base_words(cell),
-            f"budget={self.study.prompt_budget(cell)}",
-            "steps=1000000",
-        ]
+        words = [*self._base_words(cell), f"budget={self.study.prompt_budget(cell)}"]
         words += [*method.words, f"name={folder.name}", f"folder={folder.parent}"]
         words += [f"seed={cell.seed or 0}", "test=true"]
         file = folder / "tuning.json"

@@ -159,23 +159,25 @@ def test_a_killed_one_goes_on_to_the_same_weights_and_a_finished_one_is_only_sho
         tune([*command, "name=thesis"])
 
 
-def test_the_held_out_loss_chooses_among_rates_within_a_budget(
+def test_the_best_of_several_rates_continues_within_a_budget_and_after_kills(
     tiny_llama: Path, tiny_pool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    several = {"rate": "[1e-6,0.01]", "budget": 700, "steps": 50}
-    command = words(tmp_path, tiny_llama, tiny_pool, "run", test="false", **several)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        kill_at(patch, 10)
-        tune(command)
+    several = {"rate": "[1e-6,0.01,0.001]", "batch": 8, "budget": 700, "test": "false"}
+    whole = words(tmp_path, tiny_llama, tiny_pool, "whole", **several, steps="null")
+    command = words(tmp_path, tiny_llama, tiny_pool, "run", **several, steps=50)
+    for step in (0, 5, 10):  # before the first trial has ended, and in the chosen rate's training
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            kill_at(patch, step)
+            tune(command)
     tune(command)
-    facts = json.loads((tmp_path / "search" / "run" / "tuning.json").read_text())["tuning"]
-    # 350 for each rate: 14 steps of 8 examples at 3, four looks at three held-out examples.
-    assert facts["rate"] == 0.01 and facts["steps"] == 14 and facts["step"]
-    assert facts["examples_seen"] == 2 * 14 * 8 and facts["examples_evaluated"] == 2 * 4 * 3
-    one = words(tmp_path, tiny_llama, tiny_pool, "one", test="false", steps=14)
-    tune(one)
-    runs = [tmp_path / "search" / name / "tuned" for name in ("run", "one")]
-    first, second = (load_file(run / "adapter_model.safetensors") for run in runs)
+    tune(whole)
+    runs = [tmp_path / "search" / name for name in ("run", "whole")]
+    first, second = (json.loads((run / "tuning.json").read_text())["tuning"] for run in runs)
+    # 3 x 8 for each of 18 steps and two trials of 5; held out are 3 items, looked at 5 and 4 times.
+    assert first["rate"] == 0.01 and first["steps"] == 18 and first["step"]
+    assert first["examples_seen"] == (18 + 2 * 5) * 8 and first["examples_evaluated"] == 9 * 3
+    assert first == second
+    first, second = (load_file(run / "tuned" / "adapter_model.safetensors") for run in runs)
     assert first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
     for wrong, said in ((["budget=20"], "too small"), (["holdout=0"], "choose among several")):
         with pytest.raises(Exception) as caught:
@@ -236,6 +238,15 @@ def test_a_damaged_checkpoint_is_trained_again(
     data = file.read_bytes()
     file.write_bytes(data[:-9] + bytes([data[-9] ^ 4]) + data[-8:])
     assert tune(command) == tuned[1]
+
+
+def test_a_rate_is_constant_in_its_trial_and_then_falls_to_zero(tiny_llama: Path) -> None:
+    model, rows = tiny.load(tiny_llama), [([1, 40, 41], [50])]
+    trainer = AdapterTrainer(model, rows, shuffled_batches(1, 1, 24, seed=0), 0.1, trial=4)
+    scheduler: Any = trainer.lr_scheduler
+    factors = [scheduler.lr_lambdas[0](step) for step in range(25)]
+    assert factors[:5] == [0.5, 1, 1, 1, 1]
+    assert factors[4:] == pytest.approx(np.linspace(1, 0, 21))
 
 
 def test_an_adapter_with_dropout_goes_on_to_the_same_weights(

@@ -73,7 +73,7 @@ def test_a_study_runs_and_goes_on_after_a_kill(
     assert descended["gradients"] > 0 and 50 < descended["prompt_equivalents"] <= 80
     assert searched["prompt_equivalents"] == searched["prompts"] == 80
     assert len(searched["coefficients"]) == 4 and len(searched["values"]) == 20
-    # Eight examples are learnt from at each of three rates, two held out.
+    # Eight examples are learnt from, at three rates that are tried, two held out.
     assert tuned["prompts"] + 3 * tuned["gradients"] == tuned["prompt_equivalents"] <= 80
     assert tuned["gradients"] and tuned["start"] is None and tuned["found"].startswith("rate 0.0")
     assert len({one["dev_digest"] for one in (tuned, searched)}) == 1

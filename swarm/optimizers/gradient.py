@@ -96,7 +96,7 @@ class Descent:
 
     signal: Literal["auto", "gold", "scores"] = "auto"
     weight: PositiveNumber = 1.0
-    steps: Positive = 20
+    steps: Positive = 30
     batch: Rows = 8
     rate: PositiveNumber = 0.1
     fine_rate: Number = 0.5

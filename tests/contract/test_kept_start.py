@@ -104,39 +104,41 @@ def test_equal_or_better_on_unused_items_is_kept(
     assert again.choose_bests() == ending.choose_bests()
 
 
-@pytest.mark.parametrize("alike", [True, False])
-def test_routes_with_equal_coefficients_are_judged_as_one_kind(alike: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("unused", "kept"), [([1, 3], True), ([0, 1, 3], False)])
+def test_the_best_starts_of_several_kinds_stay_unless_the_search_is_better(
+    unused: list[int], kept: bool, tmp_path: Path
+) -> None:
     task = task_of(tmp_path / "made.json", 6)
     experts = np.hstack([EXPERTS] * 3)
-    moved = np.array([[0.5, 0.5, *([0.5, 0.5] if alike else [0.4, 0.6]), 0.0, 1.0], experts[1]])
-    # Unused: 1, which the best found knows, and 3, which the first expert knows.
+    moved = np.array([[0.5, 0.5, 0.5, 0.5, 0.0, 1.0], experts[1]])
+    # The best found knows 0 and 1, the first expert 3; the first two routes are one kind.
     rounds = [(experts, [[3], [4]]), (moved, [[0, 1, 2, 4, 5], [4]])]
-    ending = ended(tmp_path / "run", task, rounds, [1, 3], [0, 0, 1, 1, 2, 2])
-    assert (ending.choose_bests()[1] == (1, 0)) == alike
-    assert ending.record.state.get("kept_start", []) == ([] if alike else ["kind 1"])
+    ending = ended(tmp_path / "run", task, rounds, unused, [0, 0, 1, 1, 2, 2])
+    assert (ending.choose_bests()[1] == (1, 0)) != kept
+    assert len(ending.record.state.get("kept_start", [])) == 3 * kept
 
 
-def test_each_kind_of_prompt_keeps_its_own_start(tmp_path: Path) -> None:
+def test_the_best_starts_of_each_kind_are_composed(tmp_path: Path) -> None:
     task = task_of(tmp_path / "made.json", 8)
     routes = [0, 0, 0, 0, 1, 1, 1, 1]
     experts = np.hstack([EXPERTS, EXPERTS])
     moved = np.array([[0.5, 0.5, 0.7, 0.3], [0.0, 1.0, 0.0, 1.0]])
-    # Unused: 2, 3 of the first kind, where the search is better, and 6, 7 of the other.
+    # Of the unused 2, 3, 6 and 7 the search knows two, the best starts of both kinds three.
     rounds = [(experts, [[3], [6, 7]]), (moved, [[0, 1, 2, 3, 4, 5], [6]])]
     ending = ended(tmp_path / "run", task, rounds, [2, 3, 6, 7], routes)
     _, (number, particle) = ending.choose_bests()
     record = ending.record
-    assert record.position_at((number, particle)) == [0.5, 0.5, 0.0, 1.0]
-    assert record.state["kept_start"] == ["kind 1"]
+    assert record.position_at((number, particle)) == [1.0, 0.0, 0.0, 1.0]
+    assert record.state["kept_start"] == ["kind 0", "kind 1"]
     rows = record.load_answers((number, particle))
-    assert [row["value"] for row in rows] == [1, 1, 1, 1, 0, 0, 1, 1]
-    assert record.utility_at((number, particle)) == 0.75
+    assert [row["value"] for row in rows] == [0, 0, 0, 1, 0, 0, 1, 1]
+    assert record.utility_at((number, particle)) == 0.375
     # A start again finds the round that was added, and adds no other.
     again = RunRecord(record.folder)
     assert again.open_or_resume({"seed": 1}, ["amber", "birch"])
     assert len(again.iterations) == 3 and again.find_best() == (number, particle)
     found = ending.compare_models(test=False, ensemble=0, noise_floor=False)
-    assert found.start.routes == ["kind 1"] and not found.start.whole
+    assert found.start.routes == ["kind 0", "kind 1"]
     again.reopen()
     assert len((read_state(record.folder) or {})["rounds"]) == 2
     assert len(again.iterations) == 2 and again.find_best() == (1, 0)

@@ -12,7 +12,7 @@ import numpy as np
 
 from swarm._util.files import parse_json, read_gzip_json, short_digest
 from swarm.loop.evaluator import data_split, records_to_scores, scores_to_records
-from swarm.merging.positions import group_by_route, position_label
+from swarm.merging.positions import position_label
 from swarm.optimizers.multi_objective import BASE_BOUND
 from swarm.optimizers.static_merges import (
     FEW_SCALES,
@@ -163,10 +163,9 @@ class FinalEvaluation:
         elif bound or not own_metric:
             before = max(experts, key=self._rank_key)
             after = max([*experts, *finalists], key=self._rank_key)
-        after, kept = self._keep_start(before, after)
-        if bound or self.by_kept or not own_metric or kept:
+        found, after = after, self._keep_start(before, after)
+        if bound or self.by_kept or not own_metric or after != found:
             record.state["chosen"] = {"starting": list(before), "ending": list(after)}
-            record.state["kept_start"] = kept
             record.save_state()
         return record.best_expert(), record.find_best()
 
@@ -202,25 +201,18 @@ class FinalEvaluation:
             live = live[: -(-len(live) // 2)]
         return live[0]
 
-    def _keep_start(
-        self, before: ParticleIndex, after: ParticleIndex
-    ) -> tuple[ParticleIndex, list[str]]:
-        """Replace a best found that is below the strongest start by that start, by route.
+    def _keep_start(self, before: ParticleIndex, after: ParticleIndex) -> ParticleIndex:
+        """Return the best found, or the strongest start if that is above it.
 
         The start is the best position of the first iteration on the searched items, of each kind of
         prompt; where the search asked by another signal, the best initial expert, as the others
         would have to be scored again. The two are compared on the items that no gradient used
         (`without_gradient`; those of the race with `by_kept`), where the best found does not profit
-        from having been trained on them. There are few: one start has to be better by more than the
-        standard error of the difference. The best starts of several kinds, which cross-validation
-        has chosen, need only be as good: on skills the descent raised dev from .733 to .911 and
-        lowered test from .670 to .600. A Pareto front is left as it is.
-
-        Returns:
-            The best found or what replaces it, and the names of the routes that are the start's.
+        from having been trained on them. There are few, so a start has to be better by more than
+        the standard error of the difference. A Pareto front is left as it is.
         """
         if after[0] == 0 or self.pareto_front is not None:
-            return after, []
+            return after
         first = self.record.iterations[0]["utilities"]
         starts = [(0, i) for i, utility in enumerate(first) if utility is not None]
         if self.metric_task is not self.task:
@@ -250,12 +242,10 @@ class FinalEvaluation:
         gain = self._utility_of(found, every) - self._utility_of(other, every)
         apart = [one.value - two.value for one, two in zip(found, other, strict=True)]
         error = float(np.std(apart) / max(1, len(apart) - 1) ** 0.5)
-        if gain > 0 or (len(best) == 1 and gain >= -error):
-            return after, []
+        if gain >= -error:
+            return after
         routes = np.flatnonzero(np.isin(kinds, list(best))).tolist()
-        names = list(group_by_route(self.record.state["groups"]))
-        replaced = self._compose_routes(after, {route: best[int(kinds[route])] for route in routes})
-        return replaced, ["all"] if whole else [names[route] for route in routes]
+        return self._compose_routes(after, {route: best[int(kinds[route])] for route in routes})
 
     def _utility_of(self, scores: Sequence[Score], items: Iterable[int]) -> float:
         """Return the utility of some of the scores; of a part of a mixture, their mean."""
@@ -573,8 +563,7 @@ class FinalEvaluation:
         if len(matching):
             label = f"{label}: {[*state['experts'], *soups][matching[0]]}"
         searched = [not entry.get("after_search") for entry in self.record.iterations]
-        kept = state.get("kept_start", [])
-        return Start(bool(same.all()), label, kept, sum(searched) - 1, state["finished"])
+        return Start(bool(same.all()), label, sum(searched) - 1, state["finished"])
 
     def _compare_held_out(self, before: ParticleIndex, after: ParticleIndex) -> HeldOut:
         """Compare both bests on the part of dev that the search did not see."""

@@ -783,7 +783,7 @@ class RunRecord(RunState):
 
     def reopen(self) -> None:
         """Make a finished search one that has not ended; its answers are kept."""
-        for key in ("minutes", "chosen", "kept_start"):
+        for key in ("minutes", "chosen"):
             self.state.pop(key, None)
         self.state |= {"finished": None, "verdict": None}
         self.save_state()

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from swarm._util.terminal import format_count, format_p, pluralize
+from swarm._util.terminal import format_count, format_p
 from swarm.stats.significance import PairedTest
 from swarm.tasks.base import Item, Score, Task
 from swarm.tasks.metrics import (
@@ -90,14 +90,12 @@ class Start:
     Attributes:
         whole: Whether it is a position of the first iteration, on each route.
         label: Which one.
-        routes: Routes on which the start replaced a worse position that the search had found.
         iterations: Number of iterations after the first.
         ended: Why no more followed.
     """
 
     whole: bool
     label: str
-    routes: list[str]
     iterations: int
     ended: str | None
 
@@ -645,11 +643,6 @@ def list_caveats(
             f"A scorer can be gamed: the entropy of the texts on {verdict.split} in bits (at most "
             f"{math.log2((verdict.found.test or verdict.dev).n):.2f}) "
             f"and their mean number of words: {', '.join(texts)}."
-        )
-    if verdict.start and verdict.start.routes and not verdict.start.whole:
-        lines.append(
-            f"On {pluralize(len(verdict.start.routes), 'kind')} of prompts the best of the first "
-            "iteration is kept: it was better on the dev items that no gradient used."
         )
     if found := verdict.no_gradient:
         lines.append(

@@ -79,7 +79,7 @@ def test_a_best_found_that_is_worse_on_unused_items_is_replaced_by_the_start(
     ending = ended(tmp_path / "run", task, rounds, unused=[8, 9])
     assert ending.choose_bests() == ((0, 0), (0, 0))
     found = ending.compare_models(test=False, ensemble=0, noise_floor=False)
-    assert found.start == Start(True, "best of the first iteration: amber", ["all"], 1, None)
+    assert found.start == Start(True, "best of the first iteration: amber", 1, None)
     test = Measured(0.6, 0.3, 0.8, 10)
     expert = replace(found.start_model, test=test, gain=PairedTest(0.0, 0.0, 0.0, 1.0, 10))
     tested = replace(found, found=replace(found.found, test=test), alternatives=[expert])
@@ -104,32 +104,17 @@ def test_equal_or_better_on_unused_items_is_kept(
     assert again.choose_bests() == ending.choose_bests()
 
 
-@pytest.mark.parametrize(("unused", "kept"), [([1, 3], True), ([0, 1, 3], False)])
-def test_the_best_starts_of_several_kinds_stay_unless_the_search_is_better(
-    unused: list[int], kept: bool, tmp_path: Path
-) -> None:
-    task = task_of(tmp_path / "made.json", 6)
-    experts = np.hstack([EXPERTS] * 3)
-    moved = np.array([[0.5, 0.5, 0.5, 0.5, 0.0, 1.0], experts[1]])
-    # The best found knows 0 and 1, the first expert 3; the first two routes are one kind.
-    rounds = [(experts, [[3], [4]]), (moved, [[0, 1, 2, 4, 5], [4]])]
-    ending = ended(tmp_path / "run", task, rounds, unused, [0, 0, 1, 1, 2, 2])
-    assert (ending.choose_bests()[1] == (1, 0)) != kept
-    assert len(ending.record.state.get("kept_start", [])) == 3 * kept
-
-
 def test_the_best_starts_of_each_kind_are_composed(tmp_path: Path) -> None:
     task = task_of(tmp_path / "made.json", 8)
     routes = [0, 0, 0, 0, 1, 1, 1, 1]
     experts = np.hstack([EXPERTS, EXPERTS])
     moved = np.array([[0.5, 0.5, 0.7, 0.3], [0.0, 1.0, 0.0, 1.0]])
-    # Of the unused 2, 3, 6 and 7 the search knows two, the best starts of both kinds three.
+    # Of the unused 3, 6 and 7 the search knows one, the best starts of both kinds all.
     rounds = [(experts, [[3], [6, 7]]), (moved, [[0, 1, 2, 3, 4, 5], [6]])]
-    ending = ended(tmp_path / "run", task, rounds, [2, 3, 6, 7], routes)
+    ending = ended(tmp_path / "run", task, rounds, [3, 6, 7], routes)
     _, (number, particle) = ending.choose_bests()
     record = ending.record
     assert record.position_at((number, particle)) == [1.0, 0.0, 0.0, 1.0]
-    assert record.state["kept_start"] == ["kind 0", "kind 1"]
     rows = record.load_answers((number, particle))
     assert [row["value"] for row in rows] == [0, 0, 0, 1, 0, 0, 1, 1]
     assert record.utility_at((number, particle)) == 0.375
@@ -138,7 +123,7 @@ def test_the_best_starts_of_each_kind_are_composed(tmp_path: Path) -> None:
     assert again.open_or_resume({"seed": 1}, ["amber", "birch"])
     assert len(again.iterations) == 3 and again.find_best() == (number, particle)
     found = ending.compare_models(test=False, ensemble=0, noise_floor=False)
-    assert found.start.routes == ["kind 0", "kind 1"]
+    assert found.start.whole
     again.reopen()
     assert len((read_state(record.folder) or {})["rounds"]) == 2
     assert len(again.iterations) == 2 and again.find_best() == (1, 0)

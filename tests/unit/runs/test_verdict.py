@@ -39,7 +39,7 @@ def made(end: float, others: dict[str, tuple[float, float]], start: Start | None
 
 
 def from_start(label: str, iterations: int = 4, ended: str = "done") -> Start:
-    return Start(True, label, [], iterations, ended)
+    return Start(True, label, iterations, ended)
 
 
 def test_a_verdict_survives_json() -> None:

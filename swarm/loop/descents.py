@@ -182,7 +182,7 @@ class Descents:
             self.counts["gradients"] += examples
             return list(self.evaluator.compute_entropies(wanted, self.searched))
         if isinstance(wanted[0], LossRequest):
-            return self._measure(wanted)
+            return self._measure(wanted) if sum(len(one.items) for one in wanted) <= left else []
         return self._descend(number, wanted, left)
 
     def _choose_candidates(self, limit: int) -> tuple[list[Sequence[Candidate]], list[int | None]]:

@@ -80,22 +80,20 @@ class CandidatePool:
         Where answers are right or wrong, only the right ones. None where all known ones have the
         same score, unless that is the highest.
         """
-        return [self._choose(number, limit) for number in range(len(self._items))]
+        right_or_wrong = len({one for known in self._known for one in known.values()}) <= 2
+        return [self._choose(i, limit, right_or_wrong) for i in range(len(self._items))]
 
-    def _choose(self, number: int, limit: int) -> Sequence[Candidate]:
+    def _choose(self, number: int, limit: int, right_or_wrong: bool) -> Sequence[Candidate]:
         known = self._known[number]
         low, high = min(known.values(), default=0.0), max(known.values(), default=0.0)
         if low == high:
             low = high - 1.0 if self.is_solved(number) else high
         latest = [(part, value) for part, value in reversed(known.items()) if low < high]
-        if self._right_or_wrong():
+        if right_or_wrong:
             latest = [pair for pair in latest if pair[1] > low]
         best = sorted(latest, key=lambda pair: -pair[1])[:1]
         chosen = [*best, *(pair for pair in latest if pair not in best)][:limit]
         return [Candidate(*part, (value - low) / (high - low)) for part, value in chosen]
-
-    def _right_or_wrong(self) -> bool:
-        return len({value for known in self._known for value in known.values()}) <= 2
 
 
 @dataclass

@@ -77,8 +77,8 @@ class Descent:
         weight: w_d, of this term in the velocity; 1 applies the complete descent.
         steps: Adam steps per particle and iteration.
         batch: Dev items per step.
-        rate: Adam's rate for the shared coefficients. With a new adapter .03 leaves it room on tasks
-            that no expert knows (composed .854 for .78); without one .1 is better.
+        rate: Adam's rate for the shared coefficients. Beside a new adapter .03 is better than .1
+            where no expert knows the task; without one .1 is.
         fine_rate: Rate for the deviations of groups, as a multiple of `rate`.
         pull: Share by which deviations shrink per step.
         warmup: Number of first steps of a particle in which the rate grows to its full value.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from io import UnsupportedOperation
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from swarm._util.config_help import (
@@ -21,7 +22,7 @@ from swarm._util.config_help import (
     print_help,
     read_keys,
 )
-from swarm._util.files import conf_folder
+from swarm._util.files import DATA_SUFFIXES, conf_folder
 from swarm._util.terminal import escape_unencodable, suggest
 from swarm._version import __version__
 from swarm.errors import UserError
@@ -35,6 +36,36 @@ def normalize_gpu_list(argument: str) -> str:
     return re.sub(r"^gpus=(\d+(?:,\d+)*)$", r"gpus=[\1]", argument)
 
 
+def normalize_arguments(arguments: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
+    """Convert what people write to what Hydra reads: paths, GPUs, keys that a yaml omits.
+
+    Args:
+        arguments: Those of a command.
+        folders: With further options, besides those of `--config-dir`.
+    """
+    given = re.findall(r"(?m)^(?:--config-dir|-cd)[=\n](.*)$", "\n".join(arguments))
+    groups = [conf_folder(), *map(Path, given), *folders]
+    words = [one for word in arguments for one in _expand_paths(word, groups)]
+    return allow_omitted_task_keys([*map(normalize_gpu_list, words)])
+
+
+def _expand_paths(word: str, groups: Sequence[Path]) -> list[str]:
+    """Replace the path of `task=FILE`, `pool=FOLDERS` or `model=FOLDER` by an option and its key."""
+    key, _, value = word.partition("=")
+    value = value.strip("'\"")
+    if any((one / key / f"{value}.yaml").is_file() for one in groups):
+        return [word]
+    quoted, path = "'" + value.replace("'", "\\'") + "'", Path(value)
+    if key == "task" and (path.suffix in DATA_SUFFIXES or path.exists()):
+        name = re.sub(r"\W+", "_", path.stem)
+        return ["task=file", f"task.file={quoted}", f"task.name={name}"]
+    # A name without a slash may be a misspelt option.
+    if key in ("pool", "model") and ("/" in value or path.is_dir()):
+        option, place = {"pool": ("adapters", "folder"), "model": ("local", "path")}[key]
+        return [f"{key}={option}", f"{key}.{place}={quoted}"]
+    return [word]
+
+
 def allow_omitted_task_keys(arguments: Sequence[str]) -> list[str]:
     """Let `task.KEY=VALUE` set a key that the yaml of a custom task leaves out.
 
@@ -43,7 +74,8 @@ def allow_omitted_task_keys(arguments: Sequence[str]) -> list[str]:
     """
     chosen = [word.removeprefix("task=") for word in arguments if word.startswith("task=")]
     folder = conf_folder() / "task"
-    if not chosen or all((folder / f"{name}.yaml").is_file() for name in chosen[-1].split(",")):
+    own = {path.stem for path in folder.glob("*.yaml")} - {"file"}
+    if not chosen or own.issuperset(chosen[-1].split(",")):
         return list(arguments)
     texts = [path.read_text(encoding="utf-8") for path in folder.glob("*.yaml")]
     known = {name for text in texts for name in re.findall(r"(?m)^([a-z]\w*):", text)}
@@ -225,7 +257,7 @@ def run_hydra_entry(main: Callable[[], Any]) -> NoReturn:
 
 
 def _run_hydra(main: Callable[[], Any]) -> None:
-    sys.argv[1:] = allow_omitted_task_keys([*map(normalize_gpu_list, sys.argv[1:])])
+    sys.argv[1:] = normalize_arguments(sys.argv[1:])
     if "--version" in sys.argv[1:]:
         print(f"model-swarms {__version__}")  # Hydra's flag of this name prints its own version
         return
@@ -278,7 +310,10 @@ def instantiate_config(cfg: "DictConfig", omit: Sequence[str] = ()) -> tuple[Any
             "(docs/tasks.md)",
             2,
         )
-    return instantiate(tree, _convert_="all"), config
+    made = instantiate(tree, _convert_="all")
+    if about := made.task.about:
+        print(about, file=sys.stderr)
+    return made, config
 
 
 def _check_flags(arguments: Sequence[str]) -> None:

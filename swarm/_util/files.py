@@ -18,6 +18,9 @@ from swarm.errors import UserError
 
 PACKAGE_FOLDER = Path(__file__).resolve().parents[1]
 
+DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet")
+"""Suffixes of the files that a task reads (`swarm.tasks.dataset.read_rows`)."""
+
 # In a checkout, conf/, data/ and initial_experts/ are beside the package; in an installed wheel
 # they are inside it.
 

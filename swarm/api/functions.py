@@ -16,7 +16,6 @@ from swarm.api.overrides import (
     compose_config,
     describe_object,
     instantiate_part,
-    list_options,
     to_overrides,
 )
 from swarm.api.result import Best, EvaluationResult, Result
@@ -63,8 +62,9 @@ def search(
     resume each other's runs.
 
     Args:
-        task: Name of an option of conf/task, or a task: `swarm.api.task(items, function)`.
-        pool: A folder of adapters; a list of adapters' folders, all in one folder; or a pool.
+        task: An option of conf/task, the path of a data file, or `swarm.api.task(items, function)`.
+        pool: A folder of adapters, or a list of such folders, adapters' folders and ids of the
+            hub ("hf://user/name"); or a pool.
         model: An option of conf/model, a folder or hub id of a model, or a base model.
         optimizer: An option of the group, a dict of its keys, or an object.
         engine: As `optimizer`.
@@ -111,13 +111,8 @@ def split_keys_and_objects(given: Mapping[str, Any]) -> tuple[dict[str, Any], di
             value = _pool_keys(value)
         if value is None:
             continue
-        if group == "model" and isinstance(value, str | Path):
-            # A name without a slash may be a misspelt option, for which Hydra has the best message.
-            is_path = "/" in str(value) or Path(value).is_dir()
-            option = not is_path or str(value) in list_options("model")
-            keys |= {"model": str(value)} if option else {"model": "local", "model.path": value}
-        elif isinstance(value, str | Mapping):
-            keys[group] = value
+        if isinstance(value, str | Path | Mapping):
+            keys[group] = value if isinstance(value, Mapping) else str(value)
         elif isinstance(value, KINDS[group]):
             objects[group] = value
         else:
@@ -125,7 +120,7 @@ def split_keys_and_objects(given: Mapping[str, Any]) -> tuple[dict[str, Any], di
             if group == "task" and callable(value):
                 raise UserError(ITEMS_MISSING)
             if group == "pool":
-                allowed = "a folder of adapters, a list of adapters' folders, or a pool"
+                allowed = "a folder of adapters, a list of folders, or a pool"
             raise UserError(f"{group}={value!r:.80}: must be {allowed}")
     return keys, objects
 
@@ -149,13 +144,7 @@ def _pool_keys(value: Any) -> Any:
         return {"folder": str(value)}
     if not value or not isinstance(value, Sequence):
         return value
-    folders = [Path(one) for one in value]
-    if len({one.parent for one in folders}) != 1:
-        raise UserError(
-            f"pool: {', '.join(map(str, folders))}: adapters of a pool must be in one folder; "
-            "copy or link (ln -s) them into one"
-        )
-    return {"folder": str(folders[0].parent), "experts": [one.name for one in folders]}
+    return {"folder": ",".join(map(str, value))}
 
 
 def build_run(config: dict[str, Any], objects: Mapping[str, Any]) -> Run:
@@ -234,7 +223,7 @@ def evaluate(
             adapter, a model or a run; a result or one of its bests; a custom model or candidate; or
             a function f(prompt) -> text. It may be given by name, model=..., also after the task:
             evaluate("gsm8k", model="local/rooms").
-        task: Name of an option of conf/task, or a task: `swarm.api.task(items, function)`.
+        task: An option of conf/task, the path of a data file, or `swarm.api.task(items, function)`.
         split: "test" or "dev".
         device: "cpu", "cuda" or e.g. "cuda:1"; `None` is the first GPU, or the CPU without one.
         out: A folder for result.json and answers.jsonl; `None` writes nothing.

@@ -9,7 +9,7 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any
 
-from swarm._util.cli import allow_omitted_task_keys, normalize_gpu_list, to_user_error
+from swarm._util.cli import normalize_arguments, to_user_error
 from swarm._util.files import conf_folder
 from swarm._util.secrets import plain_config
 from swarm.errors import UserError
@@ -36,7 +36,7 @@ def to_overrides(keys: OverrideKeys) -> list[str]:
     for word in words:
         if not isinstance(word, str):
             raise UserError(f"overrides={word!r:.60}: must be a dict of keys, or KEY=VALUE")
-    return [normalize_gpu_list(word) for word in words]
+    return normalize_arguments(words)
 
 
 def _flatten(key: str, value: Any) -> list[str]:
@@ -90,7 +90,8 @@ def compose_config(
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-            given = allow_omitted_task_keys(arguments)
+            folders = [config_dir] if config_dir else []
+            given = normalize_arguments(arguments, folders)
             if config_dir:
                 given.append(f"hydra.searchpath=[{_format_value('', config_dir.resolve())}]")
             found = compose(entry, overrides=given)

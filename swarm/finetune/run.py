@@ -47,7 +47,7 @@ from swarm.pool.adapter import (
     read_note,
     write_folder_atomic,
 )
-from swarm.pool.discovery import check_base_models
+from swarm.pool.discovery import check_base_models, find_pool
 from swarm.pool.pool import Pool
 from swarm.runs.folder import CHECKSUMS_FILE, Record, RunFolder
 from swarm.runs.verdict import (
@@ -435,7 +435,7 @@ class FinetuneRun:
         if self.run:
             searched = RunFolder(find_path(self.run))
             name = searched.experts[searched.best_expert()[1]]
-            folder = find_path(searched.config["pool"].get("folder") or "") / name
+            folder = find_pool(searched.config["pool"].get("folder") or "") / name
             if not (folder / CONFIG_FILE).is_file():
                 raise UserError(
                     f"run={self.run}: its best initial expert {name} is not an adapter in "

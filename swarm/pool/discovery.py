@@ -1,5 +1,6 @@
 """Discovery and consistency of a pool's experts: names, base model, modules, shapes, config."""
 
+import contextlib
 import logging
 import os
 import re
@@ -9,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from swarm._util.files import find_path, name_fault
+from swarm._util.files import cache_folder, find_path, make_folder, name_fault, short_digest
 from swarm.errors import UserError
 from swarm.pool.adapter import CONFIG_FILE, PICKLE_FILE, WEIGHTS_FILE, Adapter, adapter_error
 
@@ -38,6 +39,59 @@ class NamedModel(Protocol):
 def name_of(base: "str | NamedModel | None") -> str | None:
     """Return the name of a base model."""
     return base if base is None or isinstance(base, str) else base.name
+
+
+HUB = "hf://"
+"""Prefix of an adapter's id on the Hugging Face hub."""
+
+
+def find_pool(places: str | Path) -> Path:
+    """Return the folder of a pool's adapters; of several places, a folder of links to them.
+
+    Args:
+        places: A folder of adapters; or, separated by commas, such folders, folders of one adapter
+            and ids of the hub, "hf://user/name" or "hf://user/name@revision". An adapter of a name
+            that occurs before gets that of its place too: "place-name".
+
+    Raises:
+        UserError: A place does not exist, or is not in the hub's cache and cannot be downloaded.
+    """
+    text = str(places)
+    if "," not in text and not text.startswith(HUB):
+        return find_path(places)
+    links: dict[str, Path] = {}
+    for place in filter(None, map(str.strip, text.split(","))):
+        folder = find_path(place)
+        if place.startswith(HUB):
+            folder = _download_adapters(place.removeprefix(HUB))
+        label = place.partition("@")[0].rstrip("/")
+        alone = (folder / CONFIG_FILE).is_file()
+        for name in [""] if alone else find_adapters(folder):
+            *_, outer, inner = ("", *label.split("/"), *filter(None, [name]))
+            target = (folder / name).absolute()
+            links[f"{outer}-{inner}" if inner in links else inner] = target
+    listed = {name: str(target) for name, target in links.items()}
+    found = cache_folder() / "pools" / short_digest(listed)
+    make_folder(found)
+    for name, target in links.items():
+        with contextlib.suppress(FileExistsError):
+            (found / name).symlink_to(target)
+    return found
+
+
+def _download_adapters(name: str) -> Path:
+    """Return the hub's snapshot of an adapter, or of several, downloaded if it is not cached."""
+    from huggingface_hub import snapshot_download
+
+    repository, _, revision = name.partition("@")
+    wanted = [f"{folder}{file}" for folder in ("", "*/") for file in (CONFIG_FILE, WEIGHTS_FILE)]
+    try:
+        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=wanted))
+    except Exception as error:  # httpx, hub, disk and validation errors have no common base
+        reason = str(error).strip().split("\n")[0]
+        raise UserError(
+            f"pool: {HUB}{name} cannot be downloaded, nor is it cached: {reason}"
+        ) from None
 
 
 def find_adapters(folder: Path) -> dict[str, str]:

@@ -27,7 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
-from swarm._util.files import conf_folder, find_path, read_yaml
+from swarm._util.files import conf_folder, read_yaml
 from swarm._util.terminal import format_table
 from swarm.errors import UserError
 from swarm.merging.lora_math import gram_matrix
@@ -36,6 +36,7 @@ from swarm.pool.discovery import (
     check_compatible,
     find_adapters,
     find_equal_experts,
+    find_pool,
     is_missing_folder,
 )
 
@@ -121,7 +122,7 @@ def inspect_folder(folder: str | Path, base: str | None = None) -> PoolInspectio
     Raises:
         UserError: The folder does not exist, or is itself an adapter.
     """
-    path = find_path(folder)
+    path = find_pool(folder)
     if (path / CONFIG_FILE).is_file():
         raise UserError(f"{path} is one adapter; give the folder that contains the adapters")
     experts = {

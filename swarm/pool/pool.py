@@ -37,6 +37,7 @@ from swarm.pool.discovery import (
     combined_config,
     find_equal_experts,
     find_experts,
+    find_pool,
     name_of,
 )
 from swarm.pool.extra_rows import BaseRow, ExtraRows, RandomTwin, load_elites
@@ -212,7 +213,8 @@ class Pool(ExpertPool):
             )
         if len(set(recipes)) < len(recipes):
             raise UserError(f"pool.recipes={list(recipes)}: names one more than once")
-        self.folder = find_path(folder)
+        self.folder = find_pool(folder)
+        self._places = str(self.folder if self.folder == find_path(folder) else folder)
         self.experts = None if experts is None else list(experts)
         self.space, self.export_rank, self.division = space, export_rank, groups
         self.new_adapter = self._given_adapter = new_adapter
@@ -235,7 +237,7 @@ class Pool(ExpertPool):
     def settings(self) -> dict[str, Any]:
         """The arguments that construct the same pool, closed."""
         return {
-            "folder": str(self.folder),
+            "folder": self._places,
             "experts": self.experts,
             "space": self.space,
             "export_rank": self.export_rank,

@@ -28,7 +28,7 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from swarm._util.cli import handle_termination_signals, normalize_gpu_list
+from swarm._util.cli import handle_termination_signals, normalize_arguments
 from swarm._util.files import (
     PACKAGE_FOLDER,
     acquire_lock,
@@ -394,7 +394,7 @@ def compose_search(words: Sequence[str]) -> DictConfig:
 
     Without a time limit, unless the words set one: results do not depend on the machine's speed.
     """
-    config = _compose("search", ["minutes=null", "name=study", *map(normalize_gpu_list, words)])
+    config = _compose("search", normalize_arguments(["minutes=null", "name=study", *words]))
     OmegaConf.set_struct(config, True)
     return config
 

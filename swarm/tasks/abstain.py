@@ -86,7 +86,7 @@ class Abstain(MultipleChoice):
         text = build_choice_prompt(item, self.instruction) + REFLECTION_PROMPT.format(proposed)
         prompt = self.format_prompt(text)
         if self.scoring == "logits":
-            space = "" if self.chat else " "
+            space = "" if self.chat is True else " "
             return Request(prompt, 0, (f"{space}true", f"{space}false"))
         stop = contains_false if self.parser == "original" else is_decided
         return Request(prompt, self.max_new_tokens, stop_check=stop)

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from swarm.errors import UserError
 from swarm.models.base import Completion, Example, Request, prompt_text
@@ -92,6 +92,9 @@ class Task(Setup, ABC):
 
     Attributes:
         name: The name in records and reports.
+        about: What was understood of a file whose format was not given; else empty.
+        chat: Whether prompts are user turns in the model's chat template; "auto" until a search has
+            decided.
         max_prompt_tokens: Items with a longer prompt are left out; `None` leaves none out.
         highest: Upper bound of the items' values, whose mean is the utility; `None` if there is
             none.
@@ -107,6 +110,8 @@ class Task(Setup, ABC):
     """
 
     name: str
+    about: str = ""
+    chat: bool | Literal["auto"] = False
     max_prompt_tokens: int | None = None
     highest: float | None = None
     lowest: float = 0.0

@@ -1,16 +1,21 @@
 """Tasks with items in files: reading and checking them, and their division into dev and test."""
 
+import csv
 import hashlib
 import json
 import logging
 import random
+import re
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from swarm._util.files import find_path, parse_json
+from swarm._util.files import DATA_SUFFIXES, find_path, parse_json
 from swarm._util.jsonl import iter_json_lines, read_utf8
 from swarm._util.settings import Count, Positive, Text, checked
 from swarm.errors import UserError
@@ -100,13 +105,30 @@ def _hash_identity(one: ItemIdentity) -> str:
 
 @dataclass(frozen=True, slots=True)
 class InMemoryItems:
-    """Items in memory: a list, which is divided as a file's is, or one list per split."""
+    """Items in memory: a list, which is divided as a file's is, or one list per split.
+
+    Attributes:
+        path: Where they are from, for messages.
+    """
 
     items: Sequence[Any] | Mapping[str, Sequence[Any]]
+    path: Path = Path("items")
 
 
-DataFiles = Text | Mapping[Literal["dev", "test"], str] | InMemoryItems
-"""Path of one file, or of one per split, {"dev": path, "test": path}; or the items."""
+DataFiles = Text | Mapping[str, str] | InMemoryItems
+"""Path of one file or folder, or of one per split, {"dev": path, "test": path}; or the items."""
+
+SPLIT_NAMES = {
+    "train": "train",
+    "training": "train",
+    "dev": "dev",
+    "validation": "dev",
+    "valid": "dev",
+    "val": "dev",
+    "eval": "dev",
+    "test": "test",
+}
+"""Split by each name that it has in files of other people."""
 
 
 class Row(NamedTuple):
@@ -122,42 +144,60 @@ class Row(NamedTuple):
     value: Mapping[str, Any]
 
 
-def read_rows(file: DataFiles, fields: Sequence[str]) -> list[Row]:
-    """Read the items of both splits from one or two files.
+def read_rows(file: DataFiles) -> list[Row]:
+    """Read items with their splits, empty where none is named; see `divide_rows`.
 
+    - JSON lines (a name in ".jsonl", one object per line), a list of objects in ".json", ".csv",
+      ".tsv" or ".parquet", with or without a column "split".
     - An object `{"dev": [...], "test": [...]}`, optionally with an "icl_prompt", which is copied
       into each item.
-    - JSON lines (a name in ".jsonl", one object per line) or a list of objects: either each has a
-      "split", "dev" or "test", or none does, and they are divided (`split_dev_third`).
-    - For each split, one file of JSON lines or with a list.
+    - A folder with a file for each split, or saved by `datasets.Dataset.save_to_disk`.
     - `InMemoryItems`: the same without a file.
+
+    Raises:
+        UserError: A file is missing, unreadable, or in no such format.
+    """
+    if isinstance(file, InMemoryItems):
+        rows = _rows(file.path, file.items)
+    elif isinstance(file, Mapping):
+        paths = {str(split): find_path(path) for split, path in file.items()}
+        rows = [row for split, path in paths.items() for row in _rows(path, _read(path), split)]
+    else:
+        path = find_path(file)
+        rows = _rows(path, _read(path))
+    if any("split" in row.value for row in rows if not row.split):
+        rows = [row._replace(split=row.split or str(row.value.get("split"))) for row in rows]
+    return rows
+
+
+def divide_rows(rows: Sequence[Row], fields: Sequence[str]) -> list[Row]:
+    """Return the rows of dev and test.
+
+    Splits may be called as in `SPLIT_NAMES`. The last one is test and the one before it dev: of
+    train, validation and test, train is not used. A lone train or validation split is divided, and
+    so are rows without splits (`split_dev_third`).
 
     Args:
         fields: The items' fields that identify an item (see `item_identity`).
 
     Raises:
-        UserError: A file is missing, unreadable, or in no such format.
+        UserError: A row has no known split, but another one has.
     """
-    if isinstance(file, Mapping):
-        paths = {str(split): find_path(path) for split, path in file.items()}
-        return [row for split, path in paths.items() for row in _rows(path, _read(path), split)]
-    path = Path("items") if isinstance(file, InMemoryItems) else find_path(file)
-    value = file.items if isinstance(file, InMemoryItems) else _read(path)
-    if isinstance(value, Mapping) and path.suffix != ".jsonl":
-        rows = [row for split in SPLITS for row in _rows(path, value.get(split) or [], split)]
-        if (shown := value.get("icl_prompt")) and isinstance(shown, str):
-            rows = [row._replace(value={"icl_prompt": shown, **row.value}) for row in rows]
-        return rows
-    rows = _rows(path, value)
-    if not any("split" in row.value for row in rows):
+    kinds = {row.split: SPLIT_NAMES.get(row.split.lower(), "") for row in rows}
+    if wrong := [row for row in rows if any(kinds) and not kinds[row.split]]:
+        raise UserError(f"""{_place(wrong[0])}: its "split" is
+            {wrong[0].value.get("split", "missing")!r}; if one item has a split, all need one:
+            train, dev, validation or test""")
+    present = [split for split in ("train", *SPLITS) if split in kinds.values()]
+    if len(present) > 1:
+        meant = {present[-1]: "test", present[-2]: "dev"}
+    elif present and {*kinds} <= {*SPLITS}:
+        meant = {present[0]: present[0]}
+    else:
         dev = split_dev_third([row.value for row in rows], fields)
         pairs = zip(rows, dev, strict=True)
         return [row._replace(split="dev" if first else "test") for row, first in pairs]
-    for row in rows:
-        if row.value.get("split") not in SPLITS:
-            raise UserError(f"""{_place(row)}: its "split" is {row.value.get("split", "missing")!r};
-                if one item has a split, all need one: dev or test""")
-    return [row._replace(split=row.value["split"]) for row in rows]
+    return [row._replace(split=meant[one]) for row in rows if (one := kinds[row.split]) in meant]
 
 
 def _read(path: Path) -> Any:
@@ -168,9 +208,16 @@ def _read(path: Path) -> Any:
             hint = f"run `python -m swarm.fetch_data {path.stem}` if --list names it, or set your "
             hint += "own file by task.file"
         raise UserError(f"{path} is missing: {hint}")
+    if path.is_dir():
+        return _read_folder(path)
+    if path.suffix == ".parquet":
+        return _import_reader("pyarrow.parquet", path).read_table(path).to_pylist()
     text = read_utf8(path)
     if path.suffix == ".jsonl":
         return dict(iter_json_lines(path, text))
+    if path.suffix in (".csv", ".tsv"):
+        csv.field_size_limit(sys.maxsize)
+        return [*csv.DictReader(StringIO(text), delimiter="\t" if path.suffix == ".tsv" else ",")]
     try:
         return parse_json(text)
     except ValueError as error:
@@ -179,10 +226,42 @@ def _read(path: Path) -> Any:
         raise UserError(f"{path} is not valid JSON: {error}{lines}") from None
 
 
+def _read_folder(path: Path) -> Any:
+    """Return the rows of a folder: those saved by the datasets library, else a file per split."""
+    if any((path / name).is_file() for name in ("dataset_dict.json", "state.json")):
+        saved = _import_reader("datasets", path).load_from_disk(str(path))
+        if hasattr(saved, "to_list"):
+            return saved.to_list()
+        return {split: part.to_list() for split, part in saved.items()}
+    found: dict[str, list[Any]] = {}
+    for one in sorted([*path.glob("*.*"), *path.glob("data/*.*")]):
+        split = re.split(r"[-_.]", one.name)[0]
+        if split in SPLIT_NAMES and one.suffix in DATA_SUFFIXES:
+            found.setdefault(split, []).extend(row.value for row in _rows(one, _read(one)))
+    if not found:
+        raise UserError(f"""{path} has no file of a split, such as train.jsonl and test.jsonl, and
+            was not saved by datasets' save_to_disk; allowed: {", ".join(DATA_SUFFIXES)}""")
+    return found
+
+
+def _import_reader(module: str, path: Path) -> Any:
+    try:
+        return import_module(module)
+    except ImportError:
+        raise UserError(f"""{path} needs the package {module.partition(".")[0]}, of the extra data:
+            pip install 'model-swarms[data]'""") from None
+
+
 def _rows(path: Path, values: Any, split: str = "") -> list[Row]:
-    """Return the rows of a list, or of JSON lines; each is an object."""
+    """Return the rows of a list, of JSON lines, or of an object with a list for each split."""
     if isinstance(values, Mapping) and path.suffix == ".jsonl":
         pairs = list(values.items())
+    elif isinstance(values, Mapping) and not split:
+        named = [name for name in values if name in SPLIT_NAMES]
+        rows = [row for name in named for row in _rows(path, values[name] or [], name)]
+        if (shown := values.get("icl_prompt")) and isinstance(shown, str):
+            rows = [row._replace(value={"icl_prompt": shown, **row.value}) for row in rows]
+        return rows
     elif isinstance(values, Sequence) and not isinstance(values, str):
         pairs = list(enumerate(values))
     else:
@@ -201,7 +280,7 @@ def _place(row: Row) -> str:
 @checked("task")
 @dataclass(eq=False)
 class DataTask(SplitTask):
-    """A task with the items of one file, or of one file per split (`read_rows`).
+    """A task with the items of one file, or of one file per split (`read_rows`, `divide_rows`).
 
     Items are ordered so that every prefix has the domains (the items' "domain") in the proportions
     of the complete split, in file order within a domain. A limit takes a prefix: 50 items are the
@@ -250,10 +329,10 @@ class DataTask(SplitTask):
 
     def load_items(self, split: str) -> list[Item]:
         assert self.file is not None
-        every = read_rows(self.file, self.fields)
+        every = divide_rows(read_rows(self.file), self.fields)
         rows = [row for row in every if row.split == split]
         if not rows:
-            shown = "the items" if isinstance(self.file, InMemoryItems) else self.file
+            shown = self.file.path if isinstance(self.file, InMemoryItems) else self.file
             raise UserError(f'{shown}: "{split}" is not a list of at least one item')
         items = self._check_items(rows)
         different = len({item_identity(item, self.fields) for item in items})

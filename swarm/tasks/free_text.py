@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from string import Formatter
+from typing import Literal
 
 from swarm._util.settings import Positive, Text, checked
 from swarm.errors import UserError
@@ -52,7 +53,8 @@ class FreeText(DataTask):
     Args:
         scorer: Assigns a value to an answer.
         template: The prompt, with the item's fields in braces.
-        chat: Send the prompt as one user turn through the model's chat template.
+        chat: Send the prompt as one user turn through the model's chat template; "auto" as a search
+            decides (`swarm.loop.prompt_form`).
         max_new_tokens: Maximum number of generated tokens.
         reference: Field of the dev items that contains a reference text: one worth imitating, such
             as the preferred answer or a canonical solution; of a list the first. A search may
@@ -65,7 +67,7 @@ class FreeText(DataTask):
 
     scorer: Scorer = field(kw_only=True)
     template: Text = "{prompt}"
-    chat: bool = False
+    chat: bool | Literal["auto"] = False
     max_new_tokens: Positive = 200
     reference: str | None = None
     constants: Sequence[Text] = ()
@@ -154,5 +156,5 @@ class FreeText(DataTask):
     def build_request(self, item: Item) -> Request:
         """Return the request for one item: the template filled in with its fields."""
         text = self.template.format_map(item)
-        prompt: Prompt = (Message("user", text),) if self.chat else text
+        prompt: Prompt = (Message("user", text),) if self.chat is True else text
         return Request(prompt, self.max_new_tokens, stop_check=self.scorer.build_stop_check(item))

@@ -43,7 +43,8 @@ class QuestionTask(DataTask):
 
     Args:
         instruction: A line before the question; `None` leaves it out.
-        chat: Send the prompt as one user turn through the model's chat template.
+        chat: Send the prompt as one user turn through the model's chat template; "auto" as a search
+            decides (`swarm.loop.prompt_form`).
         max_new_tokens: Maximum number of generated tokens.
         signal: As above.
 
@@ -51,7 +52,7 @@ class QuestionTask(DataTask):
     """
 
     instruction: str | None = None
-    chat: bool = False
+    chat: bool | Literal["auto"] = False
     max_new_tokens: Positive = 10
     signal: Signal = "accuracy"  # type: ignore[assignment]
 
@@ -139,7 +140,7 @@ class QuestionTask(DataTask):
 
     def format_prompt(self, text: str) -> Prompt:
         """Return a prompt's text, or with `chat` the text as one user turn."""
-        return (Message("user", text),) if self.chat else text
+        return (Message("user", text),) if self.chat is True else text
 
     def _gold_score(self, completion: Completion) -> Score:
         """Score the gold answer, the request's only choice, by its nats per token."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from swarm._util.files import hash_file
 from swarm._util.secrets import clean
+from swarm.pool.discovery import find_pool
 from swarm.report.analyses import swarm_diversity
 from swarm.runs.folder import RunFolder
 from swarm.runs.verdict import Verdict, state_verdict
@@ -133,7 +134,7 @@ class SearchTracker:
         self._highest, self._lowest = -np.inf, np.inf
         self._personal: dict[int, float] = {}
         self._best: np.ndarray | None = None  # [K], the mean over groups
-        pool = Path(str(self._config.get("pool", {}).get("folder") or self.folder))
+        pool = find_pool(self._config.get("pool", {}).get("folder") or self.folder)
         self._sources = {name: pool / name for name in self._experts if (pool / name).is_dir()}
         self.tracker.start(self.folder, config, list(self._sources.values()))
         try:

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from swarm._util.files import find_path
 from swarm._util.terminal import format_interval
 from swarm.errors import UserError
 from swarm.evaluation.positions import MixtureScoring
 from swarm.merging.positions import describe_position
 from swarm.pool.adapter import WEIGHTS_FILE, Adapter, read_adapter, read_note
+from swarm.pool.discovery import find_pool
 from swarm.pool.pool import Pool
 from swarm.report.paired_comparison import PairedComparison
 from swarm.runs.folder import RUNS_FOLDER, RunFolder, find_run_folders
@@ -106,7 +106,7 @@ def _unmixable_reason(
         folder = run.config["pool"]["folder"]
     except (UserError, KeyError, TypeError):
         return ""
-    same = find_path(folder).resolve() == find_path(home.pool).resolve()
+    same = find_pool(folder).resolve() == find_pool(home.pool).resolve()
     return "" if same else f"its experts are from {folder}"
 
 

@@ -196,7 +196,7 @@ def test_inside_a_running_loop(
         ({"task": 3}, "task=3: must be the name of an option of conf/task"),
         ({"optimizer": MemeticSwarm}, "optimizer=<class .* or an object"),
         ({"model": "smolm2"}, "did you mean model=smollm2"),
-        ({"pool": ["a/one", "b/two"]}, "adapters of a pool must be in one folder"),
+        ({"pool": ["a/one", "b/two"]}, "no such folder a/one"),
         ({"pool": []}, "pool=.*: must be a folder of adapters, a list"),
         ({"overrides": 5}, "overrides=5: must be a dict of keys"),
         ({"name": True}, "name=True: must be the name of a folder"),
@@ -237,11 +237,8 @@ def test_keys_have_several_forms() -> None:
     given, objects = split_keys_and_objects(
         {"pool": ["a/one", "a/two"], "model": "a/b", "task": None}
     )
-    assert given == {
-        "pool": {"folder": "a", "experts": ["one", "two"]},
-        "model": "local",
-        "model.path": "a/b",
-    }
+    assert given == {"pool": {"folder": "a/one,a/two"}, "model": "a/b"}
+    assert to_overrides(given)[1:] == ["model=local", "model.path='a/b'"]
     assert objects == {}
 
 

@@ -80,6 +80,7 @@ MAKERS: dict[str, Callable[[int], list[dict[str, Any]]] | None] = {
     "swarm.tasks.perplexity.Perplexity": text_items,
     "swarm.tasks.lm_eval_harness.lm_eval": question_items,
     "swarm.scorers.function.FunctionTask": phrase_items,
+    "swarm.scorers.own_file.read_task": match_items,
     "swarm.scorers.rules.F1": phrase_items,
     "swarm.scorers.word_pairs.WordPairClassifier": contrary_items,
     "swarm.scorers.rules.Numeric": number_items,

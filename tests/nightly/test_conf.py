@@ -38,6 +38,7 @@ NEEDED = {
     "models": ["pool.models=[models/mine,models/other]"],
     "token_swarms": ["pool.models=[models/mine,models/other]"],
     "full_models": ["pool.models=[models/mine,models/other]"],
+    "file": ["task.file=data/nlgraph_mini.json"],
     "mixture": ["+task@task.tasks.graphs=nlgraph_mini"],
 }
 """What has to be given with an option."""

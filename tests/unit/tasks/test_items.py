@@ -268,7 +268,7 @@ def test_a_split_that_is_nothing_but_leak_or_wrong_says_so(tmp_path: Path) -> No
         ("parser", "strict", "anchored"),
         ("signal", "log", "accuracy, logprob or both"),
         ("dedupe", 1, "true or false"),
-        ("file", {"train": "x"}, "text"),
+        ("file", {"train": 1}, "text"),
         ("parsers", "anchored", "did you mean parser"),
     ],
 )

@@ -50,7 +50,7 @@ def normalize_arguments(arguments: Sequence[str], folders: Sequence[Path] = ()) 
 
 
 def _expand_paths(word: str, groups: Sequence[Path]) -> list[str]:
-    """Replace the path of `task=FILE`, `pool=FOLDERS` or `model=FOLDER` by an option and its key."""
+    """Replace the path of `task=FILE`, `pool=FOLDERS` or `model=FOLDER` by an option."""
     key, _, value = word.partition("=")
     value = value.strip("'\"")
     if any((one / key / f"{value}.yaml").is_file() for one in groups):

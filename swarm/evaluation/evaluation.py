@@ -1,9 +1,11 @@
 """One evaluation: a candidate on a split of a task, stored in a folder."""
 
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
@@ -26,6 +28,8 @@ from swarm.evaluation.base import Candidate, JobUsage
 from swarm.loop.context import check_context
 from swarm.loop.evaluator import scores_to_records
 from swarm.loop.identity import digest_items, task_source_digests
+from swarm.loop.prompt_form import FORM_ITEMS, describe_form
+from swarm.loop.selection import spaced_items
 from swarm.models.base import Usage
 from swarm.runs.verdict import (
     MAX_DOMAINS,
@@ -192,6 +196,8 @@ class Evaluation:
     def _score_candidate(self, device: str, identity: Mapping[str, Any]) -> dict[str, Any]:
         self.task.open(device)
         self.candidate.open(device)
+        if self.task.chat == "auto":
+            print(self._choose_form(), file=sys.stderr)
         self.found = found = score_candidate(self.candidate, self.task, self.split)
         task = self.task.metric_task
         account = found.account or [{} for _ in found.names]
@@ -227,6 +233,21 @@ class Evaluation:
             write_json_rows(self.out / ANSWERS_FILE, self.answer_rows())
             write_json(self.out / RESULT_FILE, result)
         return result
+
+    def _choose_form(self) -> str:
+        """Decide task.chat=auto by the candidate's scores; return the line that says so."""
+        contexts = self.candidate.model_contexts()
+        means = {False: 0.0, True: 0.0}
+        if contexts and all(getattr(one, "chat_template", None) for one, _ in contexts):
+            dev = self.task.items("dev")
+            items = [dev[place] for place in spaced_items(range(len(dev)), FORM_ITEMS)]
+            for chat in means:
+                self.task.chat = chat
+                voices = self.candidate.score_items(self.task.metric_task, items, JobUsage())
+                means[chat] = fmean(score.value for mine in voices for score in mine)
+        self.task.chat = means[True] > means[False]
+        check_candidate(self.candidate, self.task, [self.split])
+        return describe_form(self.task.chat, [*means.values()], "score")
 
     def _compare_constant_answers(self, task: Task) -> Compared | None:
         """Return the best constant answers, chosen on dev; `None` without grades or a dev split."""

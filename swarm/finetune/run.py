@@ -39,6 +39,7 @@ from swarm.loop.evaluator import (
     split_dev_holdout,
 )
 from swarm.loop.identity import check_run_path, digest_items, identity_settings
+from swarm.loop.prompt_form import stored_form
 from swarm.optimizers.base import GRADIENT_COST
 from swarm.pool.adapter import (
     CONFIG_FILE,
@@ -226,6 +227,8 @@ class FinetuneRun:
             UserError: An input is invalid; nothing has been written then.
         """
         tokenizer = self.model.load_tokenizer(self.model.resolve())
+        if self.task.chat == "auto":  # a new LoRA learns either form
+            self.task.chat = bool(self.run and stored_form(find_path(self.run)))
         check_context(self.task, tokenizer, self.model.context_length(), self.splits)
         dev, tuned = self.task.items("dev"), self.folder / "tuned"
         test_digest = {"test_items": digest_items(self.task, "test") if self.test else None}

@@ -175,7 +175,7 @@ def measured_speed(run: Run, config: Mapping[str, Any]) -> tuple[float, str] | N
     """
 
     def facts(of: Mapping[str, Any]) -> list[Any]:
-        task = {k: v for k, v in of["task"].items() if k not in ("dev_limit", "test_limit")}
+        task = {k: v for k, v in of["task"].items() if k not in ("dev_limit", "test_limit", "chat")}
         return [task, *(of.get(key) for key in ("model", "engine", "executor", "gpus"))]
 
     folders = find_run_folders(run.record.folder.parent)

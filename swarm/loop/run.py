@@ -53,6 +53,13 @@ from swarm.loop.identity import (
     shared_score_context,
 )
 from swarm.loop.limits import Budget, TimeLimit
+from swarm.loop.prompt_form import (
+    both_forms,
+    describe_form,
+    measure_forms,
+    stored_form,
+    with_form,
+)
 from swarm.loop.racing import RaceResult, Racing
 from swarm.loop.selection import Selection, spaced_items
 from swarm.loop.terminal import Progress, SearchView, buffer_log, flush_log_to
@@ -397,7 +404,9 @@ class Run:
         held, record, pool = buffer_log(), self.record, self.pool
         self.check_inputs()
         self.tracker.check()
-        self.fit_items_to_context(self.engine.check(self.model, pool))
+        tokenizer = self.engine.check(self.model, pool)
+        self.fit_items_to_context(tokenizer)
+        decided = self._choose_form(tokenizer)
         self._select_experts(config)
         pool.check()
         identity = search_identity(config, self.settings.seed, self.task, self.model, pool)
@@ -437,6 +446,7 @@ class Run:
             log.warning("%s: answers may differ from earlier ones by rounding", changed)
         base = self.model.describe_substitute()
         notes = [f"base: {self.model.path} as {base}"] if base else []
+        notes += [decided] if decided else []
         notes += [describe_selection(self.selected)] if self.selected else []
         self.view.progress.final_items = self.final_items()
         items = len(self.searched), len(self.held_out)
@@ -445,7 +455,8 @@ class Run:
     def _write_config(self) -> None:
         if self._config:
             resolved = {**self._config.get("pool", {}), **self.pool.resolved_settings}
-            self.record.write_json(CONFIG_FILE, clean({**self._config, "pool": resolved}))
+            config = with_form({**self._config, "pool": resolved}, self.task.chat)
+            self.record.write_json(CONFIG_FILE, clean(config))
 
     def fit_items_to_context(self, tokenizer: Any) -> None:
         """Check that prompts fit into the model's context; dev items may be left out.
@@ -519,6 +530,26 @@ class Run:
                 prompts and max(1, prompts - len(optimizer.positions) * items),
             )
         self.notes = self._describe_optimizer(missing)
+
+    def _choose_form(self, tokenizer: Any) -> str:
+        """Decide task.chat=auto by the experts, once; return the line that says so."""
+        task, pool, line = self.task, self.pool, ""
+        if task.chat != "auto":
+            return line
+        chat = stored_form(self.record.folder)
+        if chat is None and getattr(tokenizer, "chat_template", None):
+            by_loss = task.gold_error is None and self.engine.differentiable
+            self.view.start("form", "comparing prompts with and without chat template", "form", 0)
+            self.executor.open(Worker(self.model, pool, both_forms(task), self.engine))
+            groups = len(pool.groups)
+            found = measure_forms(task, self.executor, len(pool.names), groups, by_loss)
+            self.executor.close()
+            chat = found[1] < found[0] if by_loss else found[1] > found[0]
+            line = describe_form(chat, found, "loss" if by_loss else "score")
+        task.chat = bool(chat)
+        if task.chat:
+            self.fit_items_to_context(tokenizer)
+        return line
 
     # Large pools
 

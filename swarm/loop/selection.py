@@ -81,7 +81,7 @@ class Selection:
         }
 
 
-def spaced_items(items: Sequence[int]) -> list[int]:
-    """Return the items of a selection: all, or `MAX_ITEMS` evenly spaced ones."""
-    places = np.linspace(0, len(items) - 1, min(MAX_ITEMS, len(items))).round().astype(int)
+def spaced_items(items: Sequence[int], most: int = MAX_ITEMS) -> list[int]:
+    """Return at most this many of the items, evenly spaced."""
+    places = np.linspace(0, len(items) - 1, min(most, len(items))).round().astype(int)
     return [items[place] for place in places.tolist()]

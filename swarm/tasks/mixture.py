@@ -56,6 +56,8 @@ class Mixture(Task):
             raise UserError("task.tasks: a name occurs more than once; give a mapping of names")
         if unnamed := [part for part in self.tasks if not part or "/" in part]:
             raise UserError(f'task.tasks: the name "{unnamed[0]}" is empty or contains a "/"')
+        if undecided := [part for part, task in self.tasks.items() if task.chat == "auto"]:
+            raise UserError(f"task.tasks.{undecided[0]}.chat=auto: in a mixture, set true or false")
         if (combine == "weights") != (weights is not None):
             raise UserError("task.weights: goes with task.combine=weights, which needs it")
         if weights is not None and (set(weights) != set(self.tasks) or not any(weights.values())):

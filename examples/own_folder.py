@@ -1,9 +1,10 @@
-"""The material of the second tutorial: two adapters, questions with answers, and a task.
+"""The material of the second tutorial: two adapters, and questions with answers.
 
 python examples/own_folder.py          # creates the folder mine
 python examples/own_folder.py FOLDER
 """
 
+import csv
 import json
 import shutil
 import sys
@@ -11,18 +12,11 @@ from pathlib import Path
 
 from swarm.api import Pool
 
-TASK = """\
-_target_: swarm.tasks.exact_match.ExactMatch
-name: mine
-file: {folder}/items.jsonl
-max_new_tokens: 12
-parser: whole
-"""
 SKILLS = ("sorting", "spelling")
 
 
 def create_folder(folder: Path) -> None:
-    """Write `adapters/`, `items.jsonl` and `task/mine.yaml` below a new folder.
+    """Write `adapters/` and `items.csv` below a new folder.
 
     The adapters are two of those that ship, the items those of their two skills in
     `data/skills.json`, without a split.
@@ -33,16 +27,12 @@ def create_folder(folder: Path) -> None:
     for name in SKILLS:
         shutil.copytree(pool.folder / name, folder / "adapters" / name)
     skills = json.loads((pool.folder.parent / "data" / "skills.json").read_text("utf-8"))
-    lines = [
-        json.dumps({key: item[key] for key in ("question", "answer", "domain")})
-        for split in ("dev", "test")
-        for item in skills[split]
-        if item["domain"] in SKILLS
-    ]
-    (folder / "items.jsonl").write_text("\n".join(lines) + "\n", "utf-8")
-    (folder / "task").mkdir()
-    (folder / "task" / "mine.yaml").write_text(TASK.format(folder=folder.as_posix()), "utf-8")
-    print(f"{folder}: {len(SKILLS)} adapters, {len(lines)} items, task/mine.yaml")
+    items = [item for split in ("dev", "test") for item in skills[split]]
+    with (folder / "items.csv").open("w", newline="", encoding="utf-8") as file:
+        rows = csv.DictWriter(file, ["question", "answer", "domain"], extrasaction="ignore")
+        rows.writeheader()
+        rows.writerows(item for item in items if item["domain"] in SKILLS)
+    print(f"{folder}: {len(SKILLS)} adapters, items.csv")
 
 
 if __name__ == "__main__":

@@ -254,7 +254,7 @@ def _import_reader(module: str, path: Path) -> Any:
 
 def _rows(path: Path, values: Any, split: str = "") -> list[Row]:
     """Return the rows of a list, of JSON lines, or of an object with a list for each split."""
-    if isinstance(values, Mapping) and path.suffix == ".jsonl":
+    if isinstance(values, Mapping) and values and all(type(key) is int for key in values):
         pairs = list(values.items())
     elif isinstance(values, Mapping) and not split:
         named = [name for name in values if name in SPLIT_NAMES]

@@ -57,7 +57,6 @@ NOT_HERE = {
     "python -m swarm.experts train": "test_initial_experts.py, on a small model",
     "python -m swarm.fetch_data mmlu": "test_fetch_data.py, from a server on loopback",
     "python examples/own_folder.py": "the fixture own_folder",
-    "python -m swarm.pool check ADAPTERS": "a stand-in for the reader's folder",
 }
 
 

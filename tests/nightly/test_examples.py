@@ -1,5 +1,6 @@
 """Each example of examples/ runs, on the tiny model and few items, and says what it found."""
 
+import csv
 import importlib.util
 import json
 import shutil
@@ -119,7 +120,7 @@ def test_own_experts(named: Path, base: Path, few: Any, tmp_path: Path, capsys: 
 def test_own_folder(tmp_path: Path) -> None:
     made = example("own_folder")
     made.create_folder(tmp_path / "mine")
-    items = [json.loads(line) for line in (tmp_path / "mine" / "items.jsonl").open()]
+    items = [*csv.DictReader((tmp_path / "mine" / "items.csv").open())]
     assert len(items) == 240 and {item["domain"] for item in items} == set(made.SKILLS)
     for skill in made.SKILLS:
         assert (tmp_path / "mine" / "adapters" / skill / "adapter_config.json").is_file()

@@ -247,7 +247,7 @@ class Evaluation:
                 means[chat] = fmean(score.value for mine in voices for score in mine)
         self.task.chat = means[True] > means[False]
         check_candidate(self.candidate, self.task, [self.split])
-        return describe_form(self.task.chat, [*means.values()], "score")
+        return describe_form(self.task, [*means.values()], "score")
 
     def _compare_constant_answers(self, task: Task) -> Compared | None:
         """Return the best constant answers, chosen on dev; `None` without grades or a dev split."""

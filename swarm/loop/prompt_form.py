@@ -66,12 +66,13 @@ def measure_forms(
     return best.mean(axis=1).tolist()
 
 
-def describe_form(chat: bool, found: Sequence[float], measure: str) -> str:
+def describe_form(task: Task, found: Sequence[float], measure: str) -> str:
     """Describe the decision by what was measured without the template and with it."""
     plain, templated = found
+    count = min(FORM_ITEMS, len(task.items("dev")))
     return (
-        f"prompts {'use the' if chat else 'do not use the'} chat template (task.chat=auto): "
-        f"{measure} {templated:.3f} with it and {plain:.3f} without, on {FORM_ITEMS} dev items"
+        f"prompts {'use the' if task.chat else 'do not use the'} chat template (task.chat=auto): "
+        f"{measure} {templated:.3f} with it and {plain:.3f} without, on {count} dev items"
     )
 
 

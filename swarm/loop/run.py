@@ -544,9 +544,10 @@ class Run:
             groups = len(pool.groups)
             found = measure_forms(task, self.executor, len(pool.names), groups, by_loss)
             self.executor.close()
-            chat = found[1] < found[0] if by_loss else found[1] > found[0]
-            line = describe_form(chat, found, "loss" if by_loss else "score")
-        task.chat = bool(chat)
+            task.chat = found[1] < found[0] if by_loss else found[1] > found[0]
+            line = describe_form(task, found, "loss" if by_loss else "score")
+        else:
+            task.chat = bool(chat)
         if task.chat:
             self.fit_items_to_context(tokenizer)
         return line

@@ -2,13 +2,27 @@
 
 import csv
 import json
+import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import commands
+import numpy as np
 import pytest
+import searches
 
 from swarm._util.cli import normalize_arguments
+from swarm.engine.base_model import BaseModel
+from swarm.engine.hf import HFEngine
 from swarm.errors import UserError
+from swarm.executors import Job, Worker
+from swarm.executors.inline import InlineExecutor
+from swarm.executors.worker import LOSS
+from swarm.loop.prompt_form import both_forms, measure_forms
+from swarm.pool.pool import Pool
 from swarm.scorers.own_file import estimate_tokens, read_task
 from swarm.tasks.base import SPLITS, Item
 from swarm.tasks.dataset import DataTask, InMemoryItems
@@ -159,3 +173,72 @@ def test_paths_become_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     ]
     for kept in (["task=nlgraph_mini"], ["--config-dir=mine", "task=mine"], ["pool=models"]):
         assert normalize_arguments(kept) == kept
+
+
+def test_two_paths_make_a_search(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> None:
+    write_csv(tmp_path / "mine.csv")
+    words = [f"pool={tiny_pool / 'amber'},{tiny_pool / 'birch'}", "task=mine.csv", "name=run"]
+    words += [f"model={tiny_llama}", "optimizer=random", "optimizer.max_iterations=1", "ensemble=0"]
+    done = commands.run("swarm.search", *words, cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert "12 items: Question -> Answer; 4 dev, 8 test" in done.err
+    decided = re.search(r"prompts (use|do not use) the chat template .* on 4 dev items", done.out)
+    assert decided, done.out
+    folder = tmp_path / "search" / "run"
+    config = json.loads((folder / "config.json").read_text())
+    note = json.loads((folder / "global_best" / "swarm.json").read_text())
+    assert config["task"]["chat"] is (decided[1] == "use")
+    assert note["prompt_form"] == ("chat" if config["task"]["chat"] else "plain")
+    assert note["experts"] == ["amber", "birch"]
+    kept = json.loads((folder / "command.json").read_text())["arguments"]
+    again = commands.run("swarm.search", *kept, cwd=tmp_path)
+    assert again.code == 0 and "task.chat=auto" not in again.out
+    assert json.loads((folder / "config.json").read_text()) == config
+
+
+def test_the_form_follows_what_the_experts_were_trained_on(
+    tiny_llama: Path, tiny_pool: Path
+) -> None:
+
+    task = task_of([{"question": f"Say {n}.", "answer": f"{n} birds"} for n in range(12)])
+    base, pool, engine = BaseModel(str(tiny_llama)), Pool(str(tiny_pool)), HFEngine()
+    pool.open(base)
+    executor = InlineExecutor()
+    executor.open(Worker(base, pool, both_forms(task), engine))
+    found = measure_forms(task, executor, len(pool.names), len(pool.groups), True)
+    executor.close()
+    losses = []
+    for chat in (False, True):
+        task.chat = chat
+        executor.open(Worker(base, pool, task, engine))
+        jobs = [
+            Job(n, (tuple(row),), LOSS, (item,))
+            for n, (row, item) in enumerate(
+                (row, item) for row in np.eye(len(pool.names)).tolist() for item in range(4)
+            )
+        ]
+        values = [one.gradient.loss for one in executor.map(jobs) if one.gradient]
+        losses.append(np.reshape(values, (-1, 4)).min(axis=0).mean())
+        executor.close()
+    assert found == pytest.approx(losses, rel=1e-5)
+
+
+def test_adapters_of_the_hub_are_read_from_its_cache(tmp_path: Path, tiny_pool: Path) -> None:
+    for name in ("amber", "birch"):
+        home = tmp_path / "hub" / f"models--user--{name}"
+        shutil.copytree(tiny_pool / name, home / "snapshots" / "abc")
+        (home / "refs").mkdir()
+        (home / "refs" / "main").write_text("abc")
+    offline = {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    offline |= {"MODEL_SWARMS_CACHE": str(tmp_path / "cache")}
+
+    def check(names: str) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-m", "swarm.pool", "check", names]
+        environment = searches.environment(**offline)
+        return subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+
+    done = check("hf://user/amber,hf://user/birch")
+    assert done.returncode == 0 and "amber" in done.stdout and "birch" in done.stdout, done.stderr
+    done = check("hf://user/other,hf://user/birch")
+    assert "hf://user/other cannot be downloaded, nor is it cached" in done.stderr
+    assert (done.returncode, len(done.stderr.strip().splitlines())) == (1, 1)

@@ -212,7 +212,7 @@ def format_inspection(found: PoolInspection, matrix: bool = False) -> str:
         lines += ["", "cosines of the updates:", *format_table(["", *found.used], table)]
     remarks = list_remarks(found)
     lines += [*([""] if lines else []), *remarks, *([""] if remarks else [])]
-    words = ["python", "-m", "swarm.search", f"pool.folder={found.folder}"]
+    words = ["python", "-m", "swarm.search", f"pool={found.folder}"]
     if found.fault:
         words.append(f"pool.experts=[{','.join(found.used)}]")
         lines.append(f"A search would not take this folder: {found.fault}.")

@@ -31,11 +31,6 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
-def normalize_gpu_list(argument: str) -> str:
-    """Convert `gpus=0,1,2` to Hydra's list syntax; plain commas would be a sweep."""
-    return re.sub(r"^gpus=(\d+(?:,\d+)*)$", r"gpus=[\1]", argument)
-
-
 def normalize_arguments(arguments: Sequence[str], folders: Sequence[Path] = ()) -> list[str]:
     """Convert what people write to what Hydra reads: paths, GPUs, keys that a yaml omits.
 
@@ -46,7 +41,9 @@ def normalize_arguments(arguments: Sequence[str], folders: Sequence[Path] = ()) 
     given = re.findall(r"(?m)^(?:--config-dir|-cd)[=\n](.*)$", "\n".join(arguments))
     groups = [conf_folder(), *map(Path, given), *folders]
     words = [one for word in arguments for one in _expand_paths(word, groups)]
-    return allow_omitted_task_keys([*map(normalize_gpu_list, words)])
+    # Plain commas would be a sweep.
+    words = [re.sub(r"^gpus=(\d+(?:,\d+)*)$", r"gpus=[\1]", word) for word in words]
+    return allow_omitted_task_keys(words)
 
 
 def _expand_paths(word: str, groups: Sequence[Path]) -> list[str]:

@@ -18,11 +18,6 @@ OverrideKeys = Mapping[str, Any] | Sequence[str]
 """Keys with values, {"optimizer.particles": 8}, or arguments, ["optimizer.particles=8"]."""
 
 
-def list_options(group: str) -> list[str]:
-    """Return the options of a group of the configuration."""
-    return sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
-
-
 def to_overrides(keys: OverrideKeys) -> list[str]:
     """Convert keys to command-line overrides; {"job": {"items": 9}} is {"job.items": 9}.
 

@@ -16,7 +16,7 @@ from swarm.tasks.exact_match import ExactMatch
 from swarm.tasks.free_text import FreeText
 from swarm.tasks.multiple_choice import LETTERS, MultipleChoice
 
-QUESTIONS = ("question", "prompt", "instruction", "input", "query", "problem", "ctx")
+QUESTIONS = ("question", "prompt", "instruction", "input", "query", "problem", "ctx", "text")
 ANSWERS = (
     "answer completion output response solution target label gold answerkey answeridx correctanswer"
 ).split()

@@ -203,7 +203,7 @@ def divide_rows(rows: Sequence[Row], fields: Sequence[str]) -> list[Row]:
 def _read(path: Path) -> Any:
     """Return the JSON value of a file; of JSON lines, the values by line number."""
     if not path.exists():
-        hint = "see task.file"
+        hint = "check the path (task.file)"
         if path.parent.as_posix().endswith("data/eval"):
             hint = f"run `python -m swarm.fetch_data {path.stem}` if --list names it, or set your "
             hint += "own file by task.file"
@@ -212,12 +212,15 @@ def _read(path: Path) -> Any:
         return _read_folder(path)
     if path.suffix == ".parquet":
         return _import_reader("pyarrow.parquet", path).read_table(path).to_pylist()
+    if path.suffix and path.suffix not in DATA_SUFFIXES:
+        raise UserError(f"{path}: unknown format; save it as one of {', '.join(DATA_SUFFIXES)}")
     text = read_utf8(path)
     if path.suffix == ".jsonl":
         return dict(iter_json_lines(path, text))
     if path.suffix in (".csv", ".tsv"):
         csv.field_size_limit(sys.maxsize)
-        return [*csv.DictReader(StringIO(text), delimiter="\t" if path.suffix == ".tsv" else ",")]
+        delimiter = max(",;\t", key=text.partition("\n")[0].count)
+        return [*csv.DictReader(StringIO(text), delimiter=delimiter)]
     try:
         return parse_json(text)
     except ValueError as error:

@@ -48,7 +48,9 @@ def write_lines(path: Path) -> None:
 
 def write_csv(path: Path) -> None:
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, ROWS[0], delimiter="\t" if path.suffix == ".tsv" else ",")
+        writer = csv.DictWriter(
+            file, ROWS[0], delimiter="\t" if path.suffix == ".tsv" else ",;"[path.stem == "b"]
+        )
         writer.writeheader()
         writer.writerows(ROWS)
 
@@ -66,6 +68,7 @@ WRITERS = {
     "a.jsonl": write_lines,
     "a.json": lambda path: path.write_text(json.dumps(ROWS)),
     "a.csv": write_csv,
+    "b.csv": write_csv,
     "a.tsv": write_csv,
     "a.parquet": write_parquet,
     "saved": save_dataset,
@@ -150,7 +153,7 @@ def test_questions_in_both_splits_are_counted() -> None:
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([{"text": "x", "answer": "y"}], "no column of the questions among text, answer; re"),
+        ([{"that": "x", "answer": "y"}], "no column of the questions among that, answer; re"),
         ([{"question": "x", "y": "y"}], "no column of the answers among question, y"),
         ([{"messages": [{"role": "user", "content": "Q"}]}], "its turns have no answer"),
         ([], "has no items"),

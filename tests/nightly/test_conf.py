@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
-from swarm._util.cli import format_hydra_error, normalize_gpu_list
+from swarm._util.cli import format_hydra_error, normalize_arguments
 from swarm._util.files import conf_folder
 from swarm.loop.run import Run
 from swarm.optimizers.base import Optimizer
@@ -57,7 +57,7 @@ def test_every_option_composes_and_builds(path: Path) -> None:
 def test_a_list_of_gpus_needs_no_brackets() -> None:
     given = ("gpus=0,1,2", "gpus=3", "gpus=[]", "task=nlgraph", "seed=1,2")
     wanted = ["gpus=[0,1,2]", "gpus=[3]", "gpus=[]", "task=nlgraph", "seed=1,2"]
-    assert [*map(normalize_gpu_list, given)] == wanted
+    assert normalize_arguments(given) == wanted
 
 
 def test_the_experiments_set_what_they_promise() -> None:

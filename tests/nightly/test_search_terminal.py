@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 
 from swarm import __version__
 from swarm.__main__ import list_commands
-from swarm._util.cli import normalize_gpu_list
+from swarm._util.cli import normalize_arguments
 from swarm._util.config_help import MAIN_KEYS
 from swarm._util.files import conf_folder
 from swarm.consortium.cli import COMMANDS, consortium
@@ -111,7 +111,7 @@ def test_the_examples_of_a_composed_entry_are_valid(name: str) -> None:
     assert lines, "no example"
     with initialize_config_dir(str(conf_folder()), version_base="1.3"):
         for line in lines:
-            words = [normalize_gpu_list(word) for word in shlex.split(line)]
+            words = normalize_arguments(shlex.split(line))
             if "-m" in words:  # a sweep: its first job
                 words = [word.partition(",")[0] for word in words if word != "-m"]
             assert compose(name, overrides=words)

@@ -158,7 +158,7 @@ def test_a_wrong_file_is_named(tmp_path: Path, name: str, text: str | bytes, mes
 def test_a_missing_file_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "run `python -m swarm.fetch_data els" in complaint(MultipleChoice("elsewhere"))
-    assert "mine.json is missing: see task.file" in complaint(MultipleChoice("m", "mine.json"))
+    assert "mine.json is missing: check the path" in complaint(MultipleChoice("m", "mine.json"))
     write(tmp_path / "data" / "eval" / "elsewhere.json", {"dev": choice_items(2)})
     assert len(MultipleChoice("elsewhere").items("dev")) == 2
 

@@ -94,6 +94,8 @@ def read_task(
         counts.append(f"{used} {split}" + f" of {len(mine)}" * (used < len(mine)))
     dev, test = ({item["question"] for item in by_split[split]} for split in SPLITS)
     both = len(dev & test)
+    if unused := len(given) - len(rows):
+        counts.append(f"{unused} of train not used")
     shared = f"; {both} question{'s' * (both > 1)} in both" if both else ""
     counted = f"at most {task.max_new_tokens} tokens"  # type: ignore[attr-defined]
     task.about = (

@@ -142,6 +142,7 @@ def test_the_last_split_is_test(names: list[str], kept: list[str], tmp_path: Pat
     for task in (task_of(rows), task_of(flat), read_task(str(tmp_path), "mine")):
         found = [{i["question"].split()[0] for i in task.items(split)} for split in SPLITS]
         assert found == [{name} for name in kept]
+        assert ("3 of train not used" in task.about) == (len(names) == 3)
 
 
 def test_questions_in_both_splits_are_counted() -> None:

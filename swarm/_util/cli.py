@@ -50,14 +50,15 @@ def _expand_paths(word: str, groups: Sequence[Path]) -> list[str]:
     """Replace the path of `task=FILE`, `pool=FOLDERS` or `model=FOLDER` by an option."""
     key, _, value = word.partition("=")
     value = value.strip("'\"")
-    if any((one / key / f"{value}.yaml").is_file() for one in groups):
+    # os.path takes any text; a Path raises for one that is too long.
+    if any(os.path.isfile(one / key / f"{value}.yaml") for one in groups):
         return [word]
     quoted, path = "'" + value.replace("'", "\\'") + "'", Path(value)
-    if key == "task" and (path.suffix in DATA_SUFFIXES or path.exists()):
+    if key == "task" and (path.suffix in DATA_SUFFIXES or os.path.exists(path)):
         name = re.sub(r"\W+", "_", path.stem)
         return ["task=file", f"task.file={quoted}", f"task.name={name}"]
     # A name without a slash may be a misspelt option.
-    if key in ("pool", "model") and ("/" in value or path.is_dir()):
+    if key in ("pool", "model") and ("/" in value or os.path.isdir(path)):
         option, place = {"pool": ("adapters", "folder"), "model": ("local", "path")}[key]
         return [f"{key}={option}", f"{key}.{place}={quoted}"]
     return [word]

@@ -208,8 +208,7 @@ class FinalEvaluation:
         prompt; where the search asked by another signal, the best initial expert, as the others
         would have to be scored again. The two are compared on the items that no gradient used
         (`without_gradient`; those of the race with `by_kept`), where the best found does not profit
-        from having been trained on them. There are few, so a start has to be better by more than
-        the standard error of the difference. A Pareto front is left as it is.
+        from having been trained on them. A Pareto front is left as it is.
         """
         if after[0] == 0 or self.pareto_front is not None:
             return after
@@ -239,10 +238,7 @@ class FinalEvaluation:
             found = [self.dev_scores(after)[i] for i in unused]
             other = [self.dev_scores(best[item_kinds[i]])[i] for i in unused]
         every = range(len(found))
-        gain = self._utility_of(found, every) - self._utility_of(other, every)
-        apart = [one.value - two.value for one, two in zip(found, other, strict=True)]
-        error = float(np.std(apart) / max(1, len(apart) - 1) ** 0.5)
-        if gain >= -error:
+        if self._utility_of(found, every) >= self._utility_of(other, every):
             return after
         routes = np.flatnonzero(np.isin(kinds, list(best))).tolist()
         return self._compose_routes(after, {route: best[int(kinds[route])] for route in routes})

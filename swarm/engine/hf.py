@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -118,6 +118,7 @@ class HFEngine(Engine):
         """See `swarm.engine.base.Engine`."""
         pool = as_pool(pool, Pool, "hf")
         self._learns = isinstance(pool.new_adapter, int)
+        self._loaded.clear()
         if self._mixer is not None:
             self.set_adapters({})  # the experts held go before others come
         self.set_adapters({name: pool.expert_factors(name) for name in pool.modules}, pool.folder)
@@ -384,6 +385,8 @@ class HFEngine(Engine):
                     self._model, self._mixer, positions, batches, slope, self.checkpointing, learned
                 )
             except torch.OutOfMemoryError:
+                for factor in chain(*learned.factors.values()) if learned else ():
+                    factor.grad = None  # the first batches are read again
                 if self._decoder.slots or self.checkpointing or not slope:
                     read = sum(len(one.rows(packed=False)) for one in rows)
                     self._reduce_batch(read, max(one.row_length(False) for one in rows))

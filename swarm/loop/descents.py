@@ -231,7 +231,7 @@ class Descents:
         chosen, routes = self._choose_candidates(descent.candidates)
         spent = (0.0, 0.0)
         if self.budget:
-            first = 1 - (left - plan.forwards) / self.budget
+            first = max(0.0, 1 - (left - plan.forwards) / self.budget)
             spent = first, first + steps * GRADIENT_COST * plan.gradients / self.budget
         jobs = [
             DescentJob(

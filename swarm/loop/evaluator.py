@@ -280,7 +280,7 @@ class Evaluator:
     def measure_losses(self, jobs: Sequence[DescentJob]) -> list["Gradient"]:
         """Return the mean loss of each job's items."""
         found = {}
-        for result in self._executor.map(jobs):
+        for result in self._run_jobs(jobs):
             assert result.gradient is not None
             found[result.number] = result.gradient
             self.on_job(result)

@@ -844,6 +844,7 @@ class Run:
         other = Batching(1, (self.job.items or len(self.searched)) // 2 + 1)
         evaluator = Evaluator(self.task, self.executor, other)
         evaluator.on_job, evaluator.experts = self.view.show_job, self._evaluator.experts
+        evaluator.learned = self._evaluator.learned
         if self.pool.router:
             evaluator.set_kinds(self._kinds_of, self.pool.routes)
         return evaluator.score_positions

@@ -199,7 +199,7 @@ class Descent:
             if np.isfinite(slope).all():
                 reached = self._adam_step(reached, slope, factor)
             learner.step(factor)
-        if held_out:
+        if any(parts):
             gains = before - self._measure(learner, reached, parts)
             if self.routes > 1:
                 rows, old = (one.reshape(self.routes, -1) for one in (reached, start))

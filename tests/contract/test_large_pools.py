@@ -159,3 +159,20 @@ def test_without_gold_answers_scores_choose(twenty: Path) -> None:
     assert (found["items"], found["prompts"], found["cut_off"]) == (40, 800, 3.0)
     with pytest.raises(UserError, match=r"pool.most=1"):
         Pool(twenty, most=1)
+
+
+def test_what_was_chosen_is_what_descends(tiny_llama: Path, twenty: Path, tmp_path: Path) -> None:
+    """In the process that chose, too: its worker has the whole pool until then."""
+    descent = "{_target_: swarm.optimizers.gradient.Descent, steps: 3, batch: 2, signal: gold}"
+    words = selecting(
+        tmp_path,
+        tiny_llama,
+        twenty,
+        pool__space="delta",
+        optimizer__descent=descent,
+        optimizer__active=1,
+    )
+    done = searches.run(words)
+    assert done.returncode == 0, done.stderr
+    rounds = (read_state(tmp_path / "search" / "run") or {})["rounds"]
+    assert sum(entry.get("gradients_computed", 0) for entry in rounds)

@@ -219,7 +219,7 @@ class HFEngine(Engine):
         from swarm.pool.learned import LearnedAdapter
 
         if file:
-            return LearnedAdapter.load(file, self._model.device)
+            return LearnedAdapter.load(file, self._model.device, moments=True)
         return LearnedAdapter.draw(self._mixer.linear_shapes, rank, seed, self._model.device)
 
     def _choose_plan(self, requests: Sequence[Sequence[Request]]) -> str:

@@ -5,7 +5,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from swarm.models.base import Completion, Example, Request, Usage
 from swarm.optimizers.gradient import Descent
 from swarm.pool.pool import ExpertPool
 from swarm.tasks.base import Candidate, Item, Score, Task, TaskRun, first_round
+
+if TYPE_CHECKING:
+    from swarm.pool.learned import LearnedAdapter
 
 
 def check_devices(gpus: Any) -> list[int]:
@@ -158,8 +161,8 @@ class DescentJob(Job):
         routes: The route of each item; `None` for an item without any loss.
         candidates: The scored answers of each item; empty where the gold answer is all there is.
         spent: See `swarm.optimizers.gradient.Descent.run`.
-        rank: Rank of the adapter that is learned; `None` for none. If `learned` has a file for a
-            route, it continues with the first of them.
+        rank: Rank of the adapter that is learned; `None` for none. It continues with the latest of
+            `learned`, also for the routes that have kept an older one.
     """
 
     descent: Descent = field(default_factory=Descent)
@@ -359,12 +362,19 @@ class ItemLearner:
     def __init__(self, engine: Engine, task: Task, items: Sequence[Item], job: DescentJob) -> None:
         self.engine, self.task, self.items, self.job = engine, task, items, job
         self.losses = self.gradients = 0
+        self._stepped = False
         self._examples: dict[int, Example] = {}
-        self._adapter = None
+        self._adapter: LearnedAdapter | None = None
+        self._older: dict[int | None, LearnedAdapter | None] = {}
         if job.rank:
-            files = [file for file in job.learned if file]
-            self._adapter = engine.open_adapter(files[0] if files else None, job.rank, job.seed)
+            latest = max(job.learned, default="")
+            self._adapter = engine.open_adapter(latest, job.rank, job.seed)
             self._adapter.train(job.descent.new_rate, job.descent.new_decay)
+            self._older = {
+                route: engine.open_adapter(file, job.rank, job.seed) if file else None
+                for route, file in enumerate(job.learned)
+                if file != latest
+            }
 
     def descend(self) -> Descended:
         """Take the job's steps."""
@@ -379,17 +389,20 @@ class ItemLearner:
         """See `swarm.optimizers.gradient.Learner`."""
         self.gradients += len(items) * slope
         self.losses += len(items) * (not slope)
+        route = self.job.routes[items[0]]
+        older = {} if slope or self._stepped else self._older
         found = self.engine.compute_gradient(
             position.reshape(self.job.descent.routes, -1),
             [self._example(number) for number in items],
             slope,
             [self.job.routes[number] or 0 for number in items],
-            self._adapter,
+            older.get(route, self._adapter),
         )
         return found.mean_over(len(items))
 
     def step(self, factor: float) -> None:
         """See `swarm.optimizers.gradient.Learner`."""
+        self._stepped = True
         if self._adapter:
             self._adapter.step(factor)
 

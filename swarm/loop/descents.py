@@ -60,19 +60,20 @@ class CandidatePool:
     """
 
     def __init__(self, task: Task, items: Sequence[Item]) -> None:
-        self._task, self._items = task, items
+        self._task, self._items = task, [task.resolve(item) for item in items]
         self._known = [dict[tuple[str, bool], float]() for _ in items]
 
     def add(self, scores: Iterable[tuple[int, Score]]) -> None:
         """Add answers by the number of their item; of an equal text the first score counts."""
         for number, score in scores:
             if score.text:
-                part = self._task.scored_part(self._items[number], score.text)
+                task, item = self._items[number]
+                part = task.scored_part(item, score.text)
                 self._known[number].setdefault(part, self._task.apply_scale(score).value)
 
     def is_solved(self, number: int) -> bool:
         """Return whether an answer with the highest score is known."""
-        return self._task.highest in self._known[number].values()
+        return self._items[number][0].highest in self._known[number].values()
 
     def choose(self, limit: int) -> list[Sequence[Candidate]]:
         """Return the best answer to each item and the latest others, at most `limit`.
@@ -80,16 +81,22 @@ class CandidatePool:
         Where answers are right or wrong, only the right ones. None where all known ones have the
         same score, unless that is the highest.
         """
-        right_or_wrong = len({one for known in self._known for one in known.values()}) <= 2
-        return [self._choose(i, limit, right_or_wrong) for i in range(len(self._items))]
+        graded = {
+            id(task)
+            for (task, _), known in zip(self._items, self._known, strict=True)
+            if not {*known.values()} <= {task.lowest, task.highest}
+        }
+        return [
+            self._choose(i, limit, id(self._items[i][0]) in graded) for i in range(len(self._items))
+        ]
 
-    def _choose(self, number: int, limit: int, right_or_wrong: bool) -> Sequence[Candidate]:
+    def _choose(self, number: int, limit: int, graded: bool) -> Sequence[Candidate]:
         known = self._known[number]
         low, high = min(known.values(), default=0.0), max(known.values(), default=0.0)
         if low == high:
             low = high - 1.0 if self.is_solved(number) else high
         latest = [(part, value) for part, value in reversed(known.items()) if low < high]
-        if right_or_wrong:
+        if not graded:
             latest = [pair for pair in latest if pair[1] > low]
         best = sorted(latest, key=lambda pair: -pair[1])[:1]
         chosen = [*best, *(pair for pair in latest if pair not in best)][:limit]
@@ -285,7 +292,7 @@ class Descents:
         """Give the new positions their adapters: those just learned, else those of before.
 
         Args:
-            before, after: Positions [N, R * G * K] of the last iteration and of this one.
+            before, after: Positions [N, R * G * K] that the new ones go on from, and the new ones.
 
         Returns:
             Facts of the iteration: the counts, and the files by particle.
@@ -300,7 +307,8 @@ class Descents:
                 learned[str(i)] = [file and f"{LEARNED_FOLDER}/{Path(file).name}" for file in files]
                 parts = self.pool.split_routes(position.tolist())
                 pairs = zip(map(tuple, parts), files, strict=True)
-                self.evaluator.learned |= {part: file for part, file in pairs if file}
+                known = {} if i in self.files else self.evaluator.learned
+                self.evaluator.learned |= {p: file for p, file in pairs if file and p not in known}
         return facts | ({"learned": learned} if learned else {})
 
     def records(self, particles: int) -> dict[int, list[dict[str, Any]]]:

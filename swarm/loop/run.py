@@ -254,7 +254,7 @@ class Run:
         self._descend(number)
         positions = self.optimizer.ask()  # [N, G * K]
         if number and self.descents:
-            facts |= self.descents.assign(before, positions)
+            facts |= self.descents.assign(self.optimizer.origins(before), positions)
         self._evaluator.names = name_positions(positions, number)
         experts, groups = 0 if number else len(self.pool.names), len(self.pool.groups)
         wanted = rows_to_evaluate(positions, self.optimizer.evaluate, experts, groups)
@@ -505,7 +505,8 @@ class Run:
                 routes=pool.routes,
             )
         )
-        pool.divide(signal is not None and optimizer.needs_gradients is not None)
+        teacher = None if optimizer.needs_gradients is None else signal
+        pool.divide(teacher is not None, teacher is not None and optimizer.learns)
         pool.open(self.model)
         if isinstance(pool, Pool) and pool.most is not None and pool.expert_count > pool.most:
             # The first ones stand for those that `_select_experts` chooses.
@@ -516,7 +517,7 @@ class Run:
         optimizer.start(len(pool.names), self.settings.seed, len(pool.groups))
         if missing and optimizer.needs_gradients:
             raise UserError(f"optimizer: {missing}; use optimizer=pso, cmaes or nes")
-        if signal is not None and optimizer.needs_gradients is not None:
+        if teacher is not None:
             prompts = self.budget.prompts
             self.descents = Descents(
                 self._evaluator,
@@ -525,7 +526,7 @@ class Run:
                 self.task,
                 self.searched,
                 self._routes_of_searched,
-                signal,
+                teacher,
                 self.settings.seed,
                 prompts and max(1, prompts - len(optimizer.positions) * items),
             )

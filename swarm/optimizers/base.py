@@ -297,6 +297,19 @@ class Optimizer:
     # Capabilities. The defaults are those of an optimizer without them.
 
     @property
+    def learns(self) -> bool:
+        """Whether its descents also learn an adapter beside the coefficients."""
+        return False
+
+    def origins(self, before: np.ndarray) -> np.ndarray:
+        """Return the positions [N, G x K] that those of the last `ask` go on from.
+
+        Args:
+            before: Positions of the `ask` before.
+        """
+        return before
+
+    @property
     def new_rows(self) -> int:
         """Maximum number of positions that an `ask` after the first has evaluated."""
         return len(self.positions)

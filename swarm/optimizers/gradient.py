@@ -32,7 +32,11 @@ class Learner(Protocol):
     def measure(
         self, position: np.ndarray, items: Sequence[int], slope: bool = True
     ) -> LossGradient:
-        """Return the mean loss of items at a position [R * G * K], and its slope."""
+        """Return the mean loss of items at a position [R * G * K], and its slope.
+
+        Without a slope, and before the first `step`, it is that of the adapter that the items'
+        route has kept; all others are of the one that moves.
+        """
         ...
 
     def step(self, factor: float) -> None:
@@ -187,6 +191,7 @@ class Descent:
         if not len(learnt):
             return start
         parts = [[i for i in held_out if routes[i] == route] for route in range(self.routes)]
+        untaught = sorted({*range(self.routes)} - {routes[i] for i in learnt})
         before = self._measure(learner, start, parts)
         for number in range(steps):
             where = self.seed, particle, MINIBATCH_STREAM, int(self.count[0])
@@ -199,14 +204,14 @@ class Descent:
             if np.isfinite(slope).all():
                 reached = self._adam_step(reached, slope, factor)
             learner.step(factor)
-        if any(parts):
-            gains = before - self._measure(learner, reached, parts)
-            if self.routes > 1:
-                rows, old = (one.reshape(self.routes, -1) for one in (reached, start))
-                reached = np.where(gains[:, None] < 0, old, rows).reshape(-1)
-                gains = gains.clip(min=0)
-            if not np.nansum(gains * [len(part) for part in parts]) > 0:
-                self.rate_factor[0] /= 2
+        gains = before - self._measure(learner, reached, parts)
+        if self.routes > 1:
+            gains[untaught] = -1
+            rows, old = (one.reshape(self.routes, -1) for one in (reached, start))
+            reached = np.where(gains[:, None] < 0, old, rows).reshape(-1)
+            gains = gains.clip(min=0)
+        if any(parts) and not np.nansum(gains * [len(part) for part in parts]) > 0:
+            self.rate_factor[0] /= 2
         return reached
 
     @staticmethod

@@ -163,6 +163,9 @@ class ParticleSwarm(Optimizer):
             experts, count, self.seed, self.crossover_maximum, parents, self.groups
         )
 
+    def origins(self, before: np.ndarray) -> np.ndarray:
+        return np.where(self.restarted[:, None], self.personal_positions, before)
+
     def _starting_velocities(self) -> np.ndarray:
         """v_i = x_j - x_i with a random j, so that particles start towards each other."""
         x = self.positions

@@ -238,6 +238,10 @@ class MemeticSwarm(ParticleSwarm):
     # The gradient term.
 
     @property
+    def learns(self) -> bool:
+        return self.descent is not None
+
+    @property
     def needs_gradients(self) -> bool | None:
         return None if self.descent is None else self.descent.required
 

@@ -10,7 +10,8 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save
+from safetensors import safe_open
+from safetensors.torch import save
 
 from swarm.errors import UserError
 
@@ -64,15 +65,20 @@ class LearnedAdapter:
         return cls(factors)
 
     @classmethod
-    def load(cls, file: str | Path, device: Any = "cpu") -> "LearnedAdapter":
+    def load(cls, file: str | Path, device: Any = "cpu", moments: bool = False) -> "LearnedAdapter":
         """Read the adapter that `encode` wrote.
+
+        Args:
+            moments: Whether to read Adam's state too, to train on.
 
         Raises:
             UserError: The file is missing or damaged.
         """
         try:
-            stored = load_file(file, device=str(device))
-            modules = sorted({name.removesuffix(".A") for name in stored if name.endswith(".A")})
+            with safe_open(file, "pt", device=str(device)) as opened:
+                names = [n for n in opened.keys() if moments or not n.startswith(MOMENTS)]  # noqa: SIM118
+                stored = {name: opened.get_tensor(name) for name in names}
+            modules = sorted({name.removesuffix(".A") for name in names if name.endswith(".A")})
             factors = {m: (stored[f"{m}.A"], stored[f"{m}.B"]) for m in modules}
         except Exception as error:
             raise UserError(f"{file}: the learned adapter cannot be read ({error})") from None

@@ -114,8 +114,8 @@ class ExpertPool:
         """Keys of pool that a search resolves from "auto", with the values in effect."""
         return {}
 
-    def divide(self, gradients: bool) -> None:
-        """Choose the groups of modules, for a search with or without gradients."""
+    def divide(self, gradients: bool, learns: bool) -> None:
+        """Choose the groups of modules and the learned adapter; see `Pool.divide`."""
 
     def open(self, base: "str | NamedModel | None" = None) -> "ExpertPool":
         """Read the pool without any weights, and return it; fast, and may be called again.
@@ -257,17 +257,24 @@ class Pool(ExpertPool):
         """Pickle the settings only; a worker opens its own files."""
         return partial(Pool, **self.settings), ()
 
-    def divide(self, gradients: bool) -> None:
+    def divide(self, gradients: bool, learns: bool) -> None:
         """Resolve pool.groups=auto and pool.new_adapter=auto, for the next `open`.
 
         Args:
             gradients: Whether a search has gradients for the coefficients: it can then learn those
                 of each module, while a black box of so many dimensions could not be searched.
+            learns: Whether it can learn an adapter beside them.
+
+        Raises:
+            UserError: A learned adapter is wanted, and nothing learns it.
         """
         if self.division == AUTO:
             self.division = "per_module" if gradients else "global"
         if self._given_adapter == AUTO:
-            self.new_adapter = NEW_RANK if gradients and self.space == "delta" else None
+            self.new_adapter = NEW_RANK if learns and self.space == "delta" else None
+        elif self.new_adapter and not learns:
+            raise UserError(f"""pool.new_adapter={self.new_adapter}: nothing learns it in this
+                search, which has no descent by gradients; use auto or null""")
 
     @property
     def resolved_settings(self) -> dict[str, Any]:

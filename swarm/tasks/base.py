@@ -173,6 +173,10 @@ class Task(Setup, ABC):
             return None
         return f"task {self.name} has no single text as the answer to an item"
 
+    def resolve(self, item: Item) -> "tuple[Task, Item]":
+        """Return the task that an item belongs to, and the item there; a mixture's is a part's."""
+        return self, item
+
     def scored_part(self, item: Item, text: str) -> tuple[str, bool]:
         """Return the part of a generated text that its score depends on, and whether it ends there.
 

@@ -145,6 +145,9 @@ class Mixture(Task):
             found.append(self._weigh(item, example))
         return found
 
+    def resolve(self, item: Item) -> tuple[Task, Item]:
+        return self.tasks[_subtask_name(item)].resolve(item["item"])
+
     def scored_example(self, item: Item, candidates: Sequence[Candidate]) -> Example:
         return self._weigh(item, super().scored_example(item, candidates))
 

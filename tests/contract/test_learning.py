@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import commands
 import numpy as np
 import pytest
 import searches
@@ -13,14 +14,17 @@ import torch
 from test_gradient import EXAMPLES, drawn, logprobs, opened, searched, spent
 
 from swarm.engine.gradient import expected_score_loss
+from swarm.executors.worker import DESCENT, DescentJob, ItemLearner
 from swarm.loop.descents import CandidatePool, choose_signal
 from swarm.models.base import Example, Request
+from swarm.optimizers.gradient import Descent
 from swarm.pool.adapter import read_adapter
 from swarm.pool.learned import LearnedAdapter
 from swarm.pool.pool import Pool
 from swarm.runs.folder import LEARNED_FOLDER, RunFolder, read_state
 from swarm.tasks.base import Score
 from swarm.tasks.exact_match import ExactMatch
+from swarm.tasks.mixture import Mixture
 from swarm.tasks.multiple_choice import MultipleChoice
 
 SCORED = Example("the answer", (" 12", " yes", " no"), values=(0.5, 1.0, 0.0), final=True)
@@ -93,7 +97,7 @@ def test_an_adapter_continues_with_its_moments(tmp_path: Path) -> None:
             adapter.step(0.5)
             if through_file:
                 (tmp_path / "file").write_bytes(adapter.encode())
-                adapter = LearnedAdapter.load(tmp_path / "file")
+                adapter = LearnedAdapter.load(tmp_path / "file", moments=True)
                 adapter.train(0.1, 0.0)
             if size == 0.01:
                 ends.append(adapter.factors["layer"][1].detach().clone())
@@ -155,6 +159,22 @@ def test_candidates_are_distinct_and_differ_in_score(tmp_path: Path) -> None:
     assert task.scored_example(task.items("dev")[0], graded).relative
 
 
+def test_each_part_of_a_mixture_has_its_own_candidates(tmp_path: Path) -> None:
+    """Of right or wrong answers the right ones; of graded ones all, in the parts' own forms."""
+    (tmp_path / "a").mkdir()
+    exact = match(tmp_path / "a", "anchored", ["12"])
+    graded = match(tmp_path, "whole", ["cat"])
+    mixed = Mixture("mixed", {"exact": exact, "graded": graded})
+    pool = CandidatePool(mixed, mixed.items("dev"))
+    texts = [(0, 1.0, " 12, and"), (0, 0.0, " 3"), (1, 0.4, " dog"), (1, 0.9, " cats")]
+    pool.add((n, Score(value, text, text, ("exact", "graded")[n])) for n, value, text in texts)
+    assert [pool.is_solved(number) for number in range(2)] == [True, False]
+    right, both = pool.choose(4)
+    assert right == [(" 12", False, 1.0)]
+    assert both == [(" cats", True, 1.0), (" dog", True, 0.0)]
+    assert mixed.scored_example(mixed.items("dev")[1], both).choices == (" cats", " dog")
+
+
 def test_what_teaches(tmp_path: Path) -> None:
     texts = match(tmp_path, "anchored", ["1"])
     letters = MultipleChoice("l", str(searches.choice_file(tmp_path / "t.json")), scoring="logits")
@@ -174,6 +194,43 @@ def learning(folder: Path, base: Path, pool: Path, name: str = "run", **more: An
     keys = {"pool__new_adapter": 2, "optimizer__descent": "{_target_: "
             "swarm.optimizers.gradient.Descent, steps: 4, batch: 2, new_rate: 0.01}"}  # fmt: skip
     return searches.mutating(folder, base, pool, name, **{**keys, **more})
+
+
+def test_what_a_route_has_kept_is_measured_with_its_own_adapter(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
+) -> None:
+    """The second kind has none, the first one the latest, with which both go on."""
+    engine, pool = opened(tiny_llama, tiny_pool, space="delta", new_adapter=2)
+    adapter = engine.open_adapter(None, 2, 0)
+    for _, b in adapter.factors.values():
+        b += 1.0
+    (tmp_path / "0001").write_bytes(adapter.encode())
+    task = match(tmp_path, "anchored", ["1", "2"])
+    descent, position = Descent(), tuple(np.full(2 * len(pool.names), 0.4).tolist())
+    descent.start(1, 2, len(pool.names), seed=0, routes=2)
+    files = str(tmp_path / "0001"), ""
+
+    def losses(learned: tuple[str, ...], *, moved: bool = False) -> list[float]:
+        job = DescentJob(
+            0, (position,), DESCENT, (0, 1), learned=learned, descent=descent, routes=(0, 1), rank=2
+        )
+        learner = ItemLearner(engine, task, task.items("dev"), job)
+        if moved:
+            learner.step(0.0)
+        return [learner.measure(np.array(position), [i], slope=False).loss for i in (0, 1)]
+
+    of_file, of_none = losses((files[0],) * 2), losses(("", ""))
+    assert of_file[0] != of_none[0] and of_file[1] != of_none[1]
+    assert losses(files) == [of_file[0], of_none[1]]
+    assert losses(files, moved=True) == of_file
+
+
+def test_an_adapter_that_nothing_learns_is_refused(
+    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
+) -> None:
+    words = learning(tmp_path, tiny_llama, tiny_pool, optimizer__descent="null")
+    done = commands.run("swarm.search", *words)
+    assert done.code == 1 and "pool.new_adapter=2: nothing learns it" in done.err
 
 
 def test_a_search_learns_from_scores_alone_with_an_adapter(

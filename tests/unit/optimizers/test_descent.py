@@ -123,6 +123,16 @@ def test_a_route_whose_held_out_loss_rises_keeps_its_coefficients() -> None:
     assert (found[2:4] == start[2:4]).all() and descent.rate_factor[0] == 1.0
 
 
+def test_a_route_that_nothing_teaches_stays_where_it_is() -> None:
+    """Two groups a route, whose mean and deviations would be rounded; with held-out items too."""
+    for holdout in (0.0, 0.25):
+        descent, course = Descent(steps=8, batch=4, holdout=holdout), bowl(np.full(8, 0.5))
+        descent.start(1, 4, 2, seed=0, routes=2)
+        start = np.array([0.1, 0.7, 0.3, 0.2, 0.9, 0.3, 0.35, 0.15])
+        found = descent.run(start, 0, [0, None] * 10, 8, course)
+        assert (found[4:] == start[4:]).all() and (found[:4] != start[:4]).any()
+
+
 def test_a_huge_expert_counts_less_in_soups_and_steps() -> None:
     def moved(norms: list[float] | None) -> tuple[np.ndarray, np.ndarray]:
         """The soup, and the lengths of the first step, of two groups of four experts."""

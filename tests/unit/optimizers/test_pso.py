@@ -127,7 +127,9 @@ def test_thirty_iterations_are_the_textbook_on_vectors(
     swarm.tell(np.array(u))
     restarts = 0
     for iteration in range(1, 31):
-        c = swarm.ask()
+        before, length, c = swarm.positions, swarm.current_step_length, swarm.ask()
+        moved = swarm.origins(before) + length * swarm.velocities
+        np.testing.assert_allclose(c, moved, atol=1e-12)
         book.move()
         np.testing.assert_allclose(merged(c), book.x, atol=1e-10)
         np.testing.assert_allclose(merged(swarm.velocities), book.v, atol=1e-10)

@@ -81,8 +81,7 @@ class Descent:
         weight: w_d, of this term in the velocity; 1 applies the complete descent.
         steps: Adam steps per particle and iteration.
         batch: Dev items per step.
-        rate: Adam's rate for the shared coefficients. Beside a new adapter .03 is better than .1
-            where no expert knows the task; without one .1 is.
+        rate: Adam's rate for the shared coefficients.
         fine_rate: Rate for the deviations of groups, as a multiple of `rate`.
         pull: Share by which deviations shrink per step.
         warmup: Number of first steps of a particle in which the rate grows to its full value.
@@ -103,7 +102,7 @@ class Descent:
     weight: PositiveNumber = 1.0
     steps: Positive = 30
     batch: Rows = 8
-    rate: PositiveNumber = 0.03
+    rate: PositiveNumber = 0.1
     fine_rate: Number = 0.5
     pull: BelowOne = 0.02
     warmup: Count = 5

@@ -263,18 +263,20 @@ class Pool(ExpertPool):
         Args:
             gradients: Whether a search has gradients for the coefficients: it can then learn those
                 of each module, while a black box of so many dimensions could not be searched.
-            learns: Whether it can learn an adapter beside them.
+            learns: Whether it can learn an adapter beside them, which differs by module anyway:
+                coefficients of each module then overfit more and gain nothing.
 
         Raises:
             UserError: A learned adapter is wanted, and nothing learns it.
         """
-        if self.division == AUTO:
-            self.division = "per_module" if gradients else "global"
         if self._given_adapter == AUTO:
             self.new_adapter = NEW_RANK if learns and self.space == "delta" else None
         elif self.new_adapter and not learns:
             raise UserError(f"""pool.new_adapter={self.new_adapter}: nothing learns it in this
                 search, which has no descent by gradients; use auto or null""")
+        if self.division == AUTO:
+            alone = gradients and not self.new_adapter
+            self.division = "per_module" if alone else "global"
 
     @property
     def resolved_settings(self) -> dict[str, Any]:

@@ -210,6 +210,8 @@ class ExampleBatch:
                 loss = -mine[0] / (example.unit or self.lengths[first])
             else:
                 loss = mine.logsumexp(0) - mine[example.gold]
+            if example.bounded:
+                loss = -torch.expm1(-loss)
             total, first = total + example.weight * loss, first + size
         return total
 

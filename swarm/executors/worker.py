@@ -391,9 +391,12 @@ class ItemLearner:
         self.losses += len(items) * (not slope)
         route = self.job.routes[items[0]]
         older = {} if slope or self._stepped else self._older
+        examples = [self._example(number) for number in items]
+        if self.job.split == DESCENT and not slope:
+            examples = [replace(example, bounded=True) for example in examples]
         found = self.engine.compute_gradient(
             position.reshape(self.job.descent.routes, -1),
-            [self._example(number) for number in items],
+            examples,
             slope,
             [self.job.routes[number] or 0 for number in items],
             older.get(route, self._adapter),

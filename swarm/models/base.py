@@ -180,6 +180,8 @@ class Example:
         relative: Whether that loss compares the choices with each other.
         ends: `final` of each choice, where they differ.
         limit: Number of tokens from which a choice was cut, so that `final` does not apply.
+        bounded: Use 1 - exp(-loss) instead, from 0 to 1: what the probability of the answer, per
+            token, falls short of 1. A few confident errors do not decide its mean.
         unlabelled: Use the entropy of the answer distribution as the loss instead, in nats: of the
             choices' shares, or with one choice of the token that follows the prompt. `gold` and a
             single choice are then ignored.
@@ -197,6 +199,7 @@ class Example:
     relative: bool = False
     ends: tuple[bool, ...] = ()
     limit: float = math.inf
+    bounded: bool = False
 
 
 class Delta(NamedTuple):

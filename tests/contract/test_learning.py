@@ -221,6 +221,10 @@ def test_what_a_route_has_kept_is_measured_with_its_own_adapter(
 
     of_file, of_none = losses((files[0],) * 2), losses(("", ""))
     assert of_file[0] != of_none[0] and of_file[1] != of_none[1]
+    rows = np.array(position).reshape(2, -1)
+    for item, bounded in zip(task.items("dev"), of_none, strict=True):
+        loss = engine.compute_gradient(rows[0], task.gold_examples([item]), slope=False).loss
+        assert bounded == pytest.approx(1 - math.exp(-loss))
     assert losses(files) == [of_file[0], of_none[1]]
     assert losses(files, moved=True) == of_file
 
@@ -259,7 +263,7 @@ def test_a_search_learns_from_scores_alone_with_an_adapter(
         ),
         key=lambda index: run.utility_at(index) or -1.0,
     )
-    position, pool = run.position_at(place), Pool(tiny_pool, space="delta", groups="per_module")
+    position, pool = run.position_at(place), Pool(tiny_pool, space="delta", groups="global")
     pool.open().learned = known
     for name in ("one", "other"):  # a pool has two or more
         pool.save(position, tmp_path / "saved" / name)

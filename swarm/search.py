@@ -43,6 +43,8 @@ def main(cfg: DictConfig) -> float:
             cfg.name = name = f"{name}_{job.job.num}"
     with one_line_errors(name):
         clean_hydra_files(job)
+        if cfg.dry_run is not True:
+            print(f"search {Path(cfg.folder) / name}: loading", flush=True)
         run, config = build_run(cfg)
         if not isinstance(config["dry_run"], bool):
             raise UserError(f"dry_run={config['dry_run']}: must be true or false", 2)
@@ -53,6 +55,11 @@ def main(cfg: DictConfig) -> float:
                 print(describe_plan(run, config))
             return 0.0
         verdict = run.search(config, resume_arguments(job, name))
+        if verdict is None:
+            return 0.0
+        from swarm.report.page import write_report
+
+        print(f"report: {write_report(run.record.folder)}")
         return verdict.dev.utility
 
 

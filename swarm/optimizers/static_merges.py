@@ -99,7 +99,7 @@ def utility_start_positions(
     recipes = [(WEIGHTED, weighted_soup(scores, experts))] if len(order) else []
     for count in best:
         if count < len(order):
-            recipes.append((f"soup of the best {count}", _sum_of(order[:count], experts) / count))
+            recipes.append((f"mean of the best {count}", _sum_of(order[:count], experts) / count))
     return _scale_merges(recipes, scales, groups, experts)
 
 
@@ -231,7 +231,7 @@ class WarmStartOptimizer(HistoryOptimizer):
         raise NotImplementedError
 
 
-EXPERT, UNIFORM, WEIGHTED, GREEDY = "expert", "uniform soup", "weighted soup", "greedy soup"
+EXPERT, UNIFORM, WEIGHTED, GREEDY = "expert", "mean of all", "weighted mean", "greedy mean"
 
 
 @checked("optimizer")
@@ -274,7 +274,7 @@ class StaticMerges(Optimizer):
         if self.has_utilities and not self._plan_merges():
             made = len(self._greedy_soup()[0])
             known = self.among or self.experts
-            return f"every recipe is scored; the greedy soup took {made} of {known}"
+            return f"every recipe is scored; the greedy mean took {made} of {known}"
         return super().stop_reason()
 
     def _population_size(self, experts: int) -> int:

@@ -106,7 +106,7 @@ def describe_start(run: RunFolder, particle: int) -> str:
     position = run.positions[0, particle].reshape(len(run.groups), -1)
     if np.ptp(position) <= HULL_TOLERANCE:
         total = float(position[0].sum())
-        return "uniform soup" if abs(total - 1) <= HULL_TOLERANCE else f"{total:.2g} x soup"
+        return "mean of all" if abs(total - 1) <= HULL_TOLERANCE else f"{total:.2g} x mean"
     return "drawn" if is_outside_hull(position).any() else "crossover child"
 
 

@@ -1,4 +1,4 @@
-"""Comparison of the best initial expert with the best found, and the items they answer differently.
+"""Comparison of the best expert with the best found, and the items they answer differently.
 
 Questions are shown if the task's data files still contain the evaluated items.
 """
@@ -33,7 +33,7 @@ NON_TEXT_KEYS = ("id", "part", "domain", "split", "answer")
 
 
 class PairedComparison:
-    """Results of the best initial expert and the best found of a run.
+    """Results of the best expert and the best found of a run.
 
     Results are read from the verdict; while the search is running, dev results are computed from
     its answers.
@@ -42,7 +42,7 @@ class PairedComparison:
         run: The run.
         verdict: Its verdict; `None` while the search is running.
         start, end: Their positions, as (iteration, particle).
-        expert: Name of the best initial expert.
+        expert: Name of the best expert.
         labels: Display names of the two models.
     """
 
@@ -50,7 +50,7 @@ class PairedComparison:
         self.run, self.verdict = run, run.verdict
         self.start, self.end = run.best_expert(), run.find_best()
         self.expert = run.experts[self.start[1]]
-        self.labels = (f"best initial expert ({self.expert})", "best found")
+        self.labels = (f"best expert ({self.expert})", "best found")
 
     def results(self, split: str) -> tuple[Measured | None, Measured | None]:
         """Return the results of both on "dev", "confirm" or "test"; `None` if not evaluated."""
@@ -82,7 +82,7 @@ class PairedComparison:
     def list_baselines(self) -> list[str]:
         """Return the names of the models whose answers can be compared with the best found's.
 
-        The best initial expert comes first, then the baselines whose answers to the test items
+        The best expert comes first, then the baselines whose answers to the test items
         are stored, then the other initial experts, whose answers to dev items are.
         """
         run, tested = self.run, []
@@ -125,7 +125,7 @@ class PairedComparison:
         """Return the split and both models' answers to its items: test if evaluated, else dev.
 
         Args:
-            baseline: A name of `list_baselines`; the best initial expert by default.
+            baseline: A name of `list_baselines`; the best expert by default.
         """
         run, start, end = self.run, self.start, self.end
         if baseline in run.experts:
@@ -163,13 +163,13 @@ def changed_items_blocks(models: PairedComparison, baseline: str = "") -> list[B
 
     Args:
         baseline: The model compared with the best found, a name of
-            `PairedComparison.list_baselines`; the best initial expert by default.
+            `PairedComparison.list_baselines`; the best expert by default.
     """
     initial = baseline in ("", models.labels[0])
     if (found := models.paired_answers(baseline)) is None:
         return ["No two models have answered all items yet."]
     if initial and models.start == models.end:
-        return ["The best found is the best initial expert: no item differs."]
+        return ["The best found is the best expert: no item differs."]
     split, before, after = found
     questions, missing = load_questions(models, split)
     pairs = list(zip(before, after, strict=True))

@@ -82,7 +82,7 @@ def summarize_verdict(models: PairedComparison) -> Statement:
     by = f" by the signal ({signal}); the task's metric chooses at the end" if signal else ""
     sentence = (
         f"on {end.n} dev items after {pluralize(len(run.rounds) - 1, 'iteration')}, the best "
-        f"found has {format_number(end.utility)} and the best initial expert, {models.expert}, "
+        f"found has {format_number(end.utility)} and the best expert, {models.expert}, "
         f"{format_number(start.utility)}{by}."
     )
     return Statement("open", "Still running", sentence)
@@ -281,7 +281,7 @@ def progress_blocks(models: PairedComparison) -> list[Block]:
     iterations = pluralize(len(best) - 1, "iteration")
     described = f"From {format_number(best[0])} to {format_number(best[-1])} in {iterations}"
     series = [Series("best so far", range(len(best)), best, "steps", "strong")]
-    marks = [("best initial expert", start)] if np.isfinite(start) else []
+    marks = [("best expert", start)] if np.isfinite(start) else []
     chart = Chart("Best so far", "iteration", label, series, described, marks)
     blocks: list[Block] = [chart, _particle_chart(models)]
     if signal:
@@ -452,7 +452,7 @@ def statistics_blocks(models: PairedComparison) -> list[Block]:
     blocks: list[Block] = []
     if rows:
         header = ["on", "gain", "95 % interval", "p", "items"]
-        blocks.append(TableBlock("Best found less best initial expert, item by item", header, rows))
+        blocks.append(TableBlock("Best found less best expert, item by item", header, rows))
     lines = [*list_caveats(verdict), *list_controls(verdict, models.run.path)] if verdict else []
     answers = models.paired_answers()
     if answers and answers[0] == "test":

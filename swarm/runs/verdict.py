@@ -26,7 +26,7 @@ from swarm.tasks.metrics import (
 )
 
 EXPERT, CONSTANT, BY_DOMAIN, FOUND = "expert", "constant", "experts", "found"
-"""Names: best initial expert, constant answers, each domain's best expert, best found.
+"""Names: best expert, constant answers, each domain's best expert, best found.
 
 The third has to know the domain of a prompt, which the best found does not, and so is listed but
 does not decide.
@@ -38,7 +38,7 @@ FRESH_LABEL = "the base"
 CONTROL = "random twins of the experts"
 """What pool.control=random searches."""
 
-MODEL_LABELS = ("best initial expert", "best found")
+MODEL_LABELS = ("best expert", "best found")
 
 MAX_DOMAINS = 12
 """Maximum number of domains in a table; with more, only the verdict contains the numbers."""
@@ -105,7 +105,7 @@ class HeldOut:
     """Both bests on dev items that the search did not see.
 
     Attributes:
-        gain: Of the best found over the best initial expert.
+        gain: Of the best found over the best expert.
         selected: Whether the best found was chosen by these items.
     """
 
@@ -182,11 +182,11 @@ class Verdict:
 
     Attributes:
         found: The best found.
-        expert: Name of the best initial expert.
+        expert: Name of the best expert.
         alternatives: Models that need no search, the highest on test first; on dev alone, the best
             initial expert and constant answers.
         in_points: Whether utilities are shares, whose differences are reported in points.
-        places: (iteration, particle) of the best initial expert and of the best found.
+        places: (iteration, particle) of the best expert and of the best found.
         found_label: The optimizer's name for the position, such as "uniform soup".
         signal: What the search maximized instead of the task's metric.
         no_gradient: The best found on dev items that no gradient used.
@@ -258,7 +258,7 @@ class Verdict:
 
     @property
     def start_model(self) -> Compared:
-        """The best initial expert."""
+        """The best expert."""
         return next(one for one in self.alternatives if one.name == EXPERT)
 
     @property
@@ -363,19 +363,29 @@ class Statement(NamedTuple):
     Attributes:
         kind: "better", "worse", "unclear", or "open" without a test.
         headline: "Worth it", "Not worth it", "Not distinguishable", or why there is no verdict.
-        sentence: Its reason with numbers, and what to use.
+        finding: Its reason: the best found against the strongest alternative.
+        advice: What to use.
+        command: What makes it an adapter; empty if there is none.
     """
 
     kind: Literal["better", "worse", "unclear", "open"]
     headline: str
-    sentence: str
+    finding: str
+    advice: str = ""
+    command: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """Finding, advice and command."""
+        command = f"Command: {self.command}" if self.command else ""
+        return " ".join(filter(None, [self.finding, self.advice, command]))
 
     def __str__(self) -> str:
         return f"{self.headline}: {self.sentence}"
 
 
 def state_verdict(verdict: Verdict, folder: Path | None = None) -> Statement:
-    """Put a verdict in one sentence.
+    """Put a verdict in words.
 
     Args:
         folder: The run folder, to name the command for what should be used; `None` leaves it out.
@@ -384,51 +394,50 @@ def state_verdict(verdict: Verdict, folder: Path | None = None) -> Statement:
         own = state_verdict(replace(verdict, settings={}), folder)
         return own._replace(headline=f"Control with {CONTROL}, {own.headline.lower()}")
     strongest, found, start = verdict.strongest, verdict.found.test, verdict.start
+    export = _export("", folder)
     if strongest is None or found is None or strongest.test is None or strongest.gain is None:
         expert = verdict.start_model
-        sentence = (
+        finding = (
             f"on the {verdict.dev.n} dev items, where the maximum of many is biased upwards, the "
             f"best found has {verdict.dev.utility:.3f} and the {expert.label} "
             f"{expert.dev.utility if expert.dev else 0:.3f}."
         )
-        return Statement("open", "Not tested", sentence)
+        return Statement("open", "Not tested", finding, "Test it before you use it.", export)
     items, gain, among = f"{found.n} test items", strongest.gain, verdict._deciding()
-    difference, label = format_gain(verdict, strongest), f"the {strongest.label}"
+    (scale, unit), label = _scale(verdict.in_points), f"the {strongest.label}"
+    if strongest.name == CONSTANT:
+        label = label.split(" (")[0]
     rank = "the only one compared that needs no search"
     if len(among) > 1:
         place = "the strongest" if strongest is among[0] else "one"
-        rank = f"{place} of {len(among)} compared that need no search"
-    both = (
+        rank = f"{place} of {len(among)} that need no search"
+    finding = (
         f"the best found has {found.utility:.3f} on {items}, and {label}, {rank}, "
-        f"{strongest.test.utility:.3f}"
+        f"{strongest.test.utility:.3f}: {scale * gain.difference:+.3g}{unit}, {format_p(gain.p)}."
     )
+    instead = f"Use {label}, which needs no search.", _export(strongest.name, folder)
+    if strongest.name in ("base", CONSTANT):
+        model = strongest.name == "base"
+        instead = "Use the base model as it is." if model else "No model is needed for it.", ""
     if strongest.beats:
-        sentence = (
-            f"use {label}: {strongest.test.utility:.3f} on {items}. The best found has "
-            f"{found.utility:.3f}, a difference of {difference}. "
-            f"{_command(strongest.name, folder)}"
-        )
-        return Statement("worse", "Not worth it", sentence.strip())
+        return Statement("worse", "Not worth it", finding, *instead)
     if strongest.is_beaten:
-        return Statement("better", "Worth it", f"{both}: a gain of {difference}.")
+        return Statement("better", "Worth it", finding, "Use the best found.", export)
     if start and start.iterations == 0:
-        sentence = f"the search ended before it moved ({start.ended}); {both}."
-        return Statement("open", "Nothing searched", sentence)
+        finding = f"the search ended before it moved ({start.ended}); {finding}"
+        return Statement("open", "Nothing searched", finding, "Give it a larger budget, or time.")
     if start and start.whole:
-        sentence = (
-            f"the search found nothing better than the {start.label}, which is the result: "
-            f"{found.utility:.3f} on {items}. {_command('', folder)}"
+        finding = (
+            f"the search found nothing better than the {start.label}, which has "
+            f"{found.utility:.3f} on {items}; {label}, {rank}, has {strongest.test.utility:.3f}."
         )
-        return Statement("worse", "Not worth it", sentence.strip())
+        return Statement("worse", "Not worth it", finding, f"Use the {start.label}.", export)
     if gain.difference == 0 == gain.low == gain.high:
-        sentence = f"the best found and {label} have equal scores on each of {items}."
-        return Statement("unclear", "Not distinguishable", sentence)
-    scale, unit = _scale(verdict.in_points)
-    sentence = (
-        f"{both}: a difference of {difference}. With so many items, less than about "
-        f"{scale * (gain.high - gain.low) / 2:.2g}{unit} cannot be shown."
-    )
-    return Statement("unclear", "Not distinguishable", sentence)
+        finding = f"the best found and {label} have equal scores on each of {items}."
+    else:
+        least = f"{scale * (gain.high - gain.low) / 2:.2g}{unit}"
+        finding += f" With so many items, less than about {least} cannot be shown."
+    return Statement("unclear", "Not distinguishable", finding, *instead)
 
 
 def _scale(in_points: bool) -> tuple[float, str]:
@@ -463,15 +472,12 @@ def describe_difference(gain: PairedTest, of: str, points: bool) -> str:
     )
 
 
-def _command(name: str, folder: Path | None) -> str:
-    """Return how to get an alternative, or the result for an empty name."""
-    if name in ("base", CONSTANT):
-        return "Use the base model as it is." if name == "base" else "No model is needed for it."
+def _export(name: str, folder: Path | None) -> str:
+    """Return the command that exports an alternative, or the result for an empty name."""
     if folder is None:
         return ""
-    source, target = (shlex.quote(one) for one in (str(folder), f"exported/{folder.name}"))
-    which = f" baseline={name}" if name else ""
-    return f"Command: python -m swarm.export {source}{which} to={target}"
+    words = ["python", "-m", "swarm.export", str(folder), *[f"baseline={name}"] * bool(name)]
+    return shlex.join([*words, f"to=exported/{folder.name}"])
 
 
 def list_controls(verdict: Verdict, folder: Path) -> list[str]:

@@ -340,7 +340,7 @@ def _format_by_task(methods: Sequence[Table], tables: Sequence[Table]) -> list[s
     baselines = {
         "best constant answer": ("constant", "test"),
         "the same by domain": ("constant", "by_domain"),
-        "best initial expert": ("best_expert", "test"),
+        "best expert": ("best_expert", "test"),
     }
     rows = [
         [label, *(_show((table[key] or {}).get(part)) for table in tables)]
@@ -380,7 +380,7 @@ def _format_block(references: Sequence[str], table: Table) -> list[str]:
         rows[label] = {"test": _show(constant["test"])}
         rows["the same by domain"] = {"test": _show(constant["by_domain"])}
     if start := table["best_expert"]:
-        rows[f"best initial expert ({', '.join(start['names'])})"] = {
+        rows[f"best expert ({', '.join(start['names'])})"] = {
             "dev": _show(start["dev"]),
             "test": _show(start["test"]),
             "dev - test": _show(start["dev"] - start["test"], "+.3f"),

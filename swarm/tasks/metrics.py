@@ -156,22 +156,33 @@ def group_items_by_domain(items: Sequence[Item]) -> dict[str, list[int]]:
     return found
 
 
+def domain_scores(
+    task: Task, items: Sequence[Item], scores: Sequence[Score]
+) -> dict[str, tuple[Task, list[Score]]]:
+    """Return each domain's scores with the task that they are of: of a mixture's item, its part."""
+    found = {}
+    for domain, indices in group_items_by_domain(items).items():
+        leaf, mine = task, [scores[index] for index in indices]
+        if task.tasks:
+            for name in mine[0].part.split("/"):
+                leaf = leaf.tasks[name]
+            mine = [replace(score, part="") for score in mine]
+        found[domain] = leaf, mine
+    return found
+
+
 def measure_domains(
     task: Task, items: Sequence[Item], scores: Sequence[Score]
 ) -> dict[str, Measured]:
     """Return the result of each domain, in the order of the items; a part's by its own metric."""
     found = {}
-    for domain, indices in group_items_by_domain(items).items():
-        mine = [scores[index] for index in indices]
-        leaf, inner = task, mine
-        if task.tasks:
-            for name in mine[0].part.split("/"):
-                leaf = leaf.tasks[name]
-            inner = [replace(score, part="") for score in mine]
+    for domain, (leaf, mine) in domain_scores(task, items, scores).items():
         answer, share, _ = _most_common_answer(mine) if leaf.votes else (None, 0.0, 0)
-        interval = utility_with_interval(leaf, inner)
         found[domain] = Measured(
-            *interval, unparsed_rate(mine), commonest=answer, commonest_share=share
+            *utility_with_interval(leaf, mine),
+            unparsed_rate(mine),
+            commonest=answer,
+            commonest_share=share,
         )
     return found
 

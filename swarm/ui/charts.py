@@ -120,7 +120,7 @@ def cosine_chart(names: Sequence[str], cosines: Sequence[Sequence[float]]) -> di
 
 
 def domain_chart(run: RunFolder) -> dict[str, Any]:
-    """Plot the utility by domain of the best initial expert and of the best found.
+    """Plot the utility by domain of the best expert and of the best found.
 
     On test if both were tested, else on dev.
 
@@ -130,7 +130,7 @@ def domain_chart(run: RunFolder) -> dict[str, Any]:
     verdict = run.verdict
     if verdict is None:
         return {}
-    models = {"best initial expert": verdict.start_model, "best found": verdict.found}
+    models = {"best expert": verdict.start_model, "best found": verdict.found}
     results = {name: one.test if verdict.tested else one.dev for name, one in models.items()}
     domains = {name: one.domains if one else {} for name, one in results.items()}
     start, end = domains.values()

@@ -4,6 +4,7 @@ import gzip
 import json
 import random
 from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ def search(tmp_path: Path, tiny_llama: Path, tiny_pool: Path) -> Search:
         done = searches.run(searches.arguments(tmp_path, tiny_llama, tiny_pool, name, **keys))
         assert done.returncode == 0, done.stderr
         folder = tmp_path / "search" / name
-        return folder, read_state(folder) or {}, " ".join(done.stdout.split())
+        report = unescape((folder / "report.html").read_text())
+        return folder, read_state(folder) or {}, " ".join(f"{done.stdout} {report}".split())
 
     return run
 
@@ -108,7 +110,7 @@ def test_a_time_limit_ends_a_search_in_time_for_its_test(search: Search) -> None
     _, state, _ = search(minutes=1e-6, **endless)
     assert len(state["rounds"]) == 1 and read_verdict(state).tested  # type: ignore[union-attr]
     folder, state, output = search(minutes=0.08, **endless)
-    assert "to end after 4.8 s, folder" in output and len(state["rounds"]) > 2
+    assert "to end after 4.8 s" in output and len(state["rounds"]) > 2
     reason = "time limit of 0.08 minutes; a larger minutes= continues"
     assert state["finished"] == reason and f"search ends: {reason}" in output
     assert sum(entry["seconds"] for entry in state["rounds"]) < 4.8

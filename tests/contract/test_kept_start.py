@@ -79,13 +79,13 @@ def test_a_best_found_that_is_worse_on_unused_items_is_replaced_by_the_start(
     ending = ended(tmp_path / "run", task, rounds, unused=[8, 9])
     assert ending.choose_bests() == ((0, 0), (0, 0))
     found = ending.compare_models(test=False, ensemble=0, noise_floor=False)
-    assert found.start == Start(True, "best of the first iteration: amber", 1, None)
+    assert found.start == Start(True, "best of the first round: amber", 1, None)
     test = Measured(0.6, 0.3, 0.8, 10)
     expert = replace(found.start_model, test=test, gain=PairedTest(0.0, 0.0, 0.0, 1.0, 10))
     tested = replace(found, found=replace(found.found, test=test), alternatives=[expert])
     words = str(state_verdict(tested))
     assert words.startswith("Not worth it")
-    assert "nothing better than the best of the first iteration: amber" in words
+    assert "nothing better than the best of the first round: amber" in words
 
 
 @pytest.mark.parametrize(("unused", "kept"), [([7, 8], False), ([8, 9], True), ([], False)])

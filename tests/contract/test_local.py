@@ -74,7 +74,7 @@ def run_folder(folder: Path, best: Path, base: Path, **state: Any) -> Path:
         "verdict": Verdict(
             Compared(FOUND, "best found", dev, None, position=[1.0]),
             "a",
-            [Compared(EXPERT, "best initial expert (a)", dev, None)],
+            [Compared(EXPERT, "best expert (a)", dev, None)],
         ).to_dict(),
         "identity": {},
         **state,

@@ -137,7 +137,7 @@ def _verdict(
     return Verdict(
         Compared(FOUND, "best found", dev[1], tested[1], position=position),
         expert,
-        [Compared(EXPERT, f"best initial expert ({expert})", dev[0], tested[0], gain)],
+        [Compared(EXPERT, f"best expert ({expert})", dev[0], tested[0], gain)],
         places=places,
         settings={"ensemble": 0, "test_items": name},
     )

@@ -175,7 +175,8 @@ def tree(folder: Path, *leave_out: str) -> dict[str, bytes]:
 
     Of the record the state: a repair adds lines, and checksums of files with the run's name differ.
     """
-    own = ("log.txt", "config.json", "command.json", RECORD_FILE, "run.json", *leave_out)
+    named = ("log.txt", "config.json", "command.json", "run.json", "report.html")
+    own = (*named, RECORD_FILE, *leave_out)
     found = {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))

@@ -123,7 +123,7 @@ def run_folder(folder: Path, base: Path, pool: Path) -> None:
     rounds = [{"positions": [BEST], "utilities": [0.5]}]
     dev = Measured(0.5, 0.25, 0.75, 12)
     best = Compared("found", "best found", dev, position=BEST)
-    start = Compared("expert", f"best initial expert ({tiny.NAMES[0]})", dev)
+    start = Compared("expert", f"best expert ({tiny.NAMES[0]})", dev)
     verdict = Verdict(best, tiny.NAMES[0], [start])
     state = {
         "experts": list(tiny.NAMES),

@@ -10,7 +10,7 @@ import searches
 import tiny
 from peft import PeftModel
 
-from swarm.runs.folder import read_state
+from swarm.runs.folder import RunFolder, read_state
 from swarm.runs.verdict import read_verdict
 
 
@@ -34,21 +34,29 @@ def done(place: Path, command: list[str]) -> tuple[Path, str]:
 
 def test_it_says_what_came_of_it(done: tuple[Path, str]) -> None:
     folder, output = done
-    assert "best initial expert (" in output and "best found" in output
-    assert re.search(r"dev, n = 12 .* test, n = 16", output)
-    assert re.search(
-        r"distinguishable from chance \(p =|found nothing better", " ".join(output.split())
-    )
-    assert f"best adapter: {folder / 'global_best'}" in output
-    named = r"^test: best initial expert \(1 of at most \d+\), 16 items, about [\d.]+ s$"
+    lines = output.splitlines()
+    assert lines[0] == f"search {folder}: loading"
+    named = r"^test: best expert \(1 of at most \d+\), 16 items, about [\d.]+ s$"
     assert re.search(named, output, re.M)
-    assert re.search(r"^cost on dev: \d+ prompts", output, re.M)
-    assert re.search(r"^best adapter: \S+ \(after [\d.]+ s in all\)$", output, re.M)
-    assert output.splitlines()[-1].startswith(f"next: python -m swarm.report {folder} (")
+    assert re.search(r"^(Worth it|Not worth it|Not distinguishable): .* 16 test items", lines[-4])
+    assert lines[-3].startswith("Use the best ")
+    assert lines[-2].startswith(f"python -m swarm.export {folder} ")
+    assert lines[-1] == f"report: {folder / 'report.html'}" and Path(lines[-1][8:]).is_file()
     assert "\x1b[" not in output, "colours where there is no terminal"
-    rows = [line for line in output.splitlines() if line.startswith("│")]
-    assert len(rows) >= 3 and all("…" not in row for row in rows), "the table is whole in a pipe"
-    assert all(row.count("[") == row.count("]") >= 1 for row in rows)
+
+
+def test_look_stops_after_the_table_and_the_search_goes_on_from_there(
+    done: tuple[Path, str], place: Path, tiny_llama: Path, tiny_pool: Path
+) -> None:
+    command = searches.arguments(place, tiny_llama, tiny_pool, "looked")
+    for _ in range(2):
+        looked = searches.run_process([*command, "look=true"])
+        assert looked.returncode == 0 and "Alone, " in looked.stdout, looked.stderr
+        assert "search ends" not in looked.stdout
+        assert len(RunFolder(place / "search" / "looked").iterations) == 1
+    went_on = searches.run_process(command)
+    assert "resumes after 1 round" in went_on.stdout
+    assert searches.differences(done[0], place / "search" / "looked") == []
 
 
 def test_the_scratchpad_has_the_originals_keys_and_the_record_every_position(

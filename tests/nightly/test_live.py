@@ -90,7 +90,7 @@ def test_a_terminal_shows_the_search_live(columns: int, particles: int, small: S
     assert [int(number) for number, _, _ in cells] == list(range(particles))
     assert len({len(line) for _, line, _ in cells}) == 1 and "*" in text
     end = "\n".join(shown[-1])
-    assert "best initial expert" in end and "Traceback" not in end
+    assert "best expert" in end and "Traceback" not in end
 
 
 def test_a_dumb_terminal_gets_lines_without_escape_codes(small: Search) -> None:

@@ -133,7 +133,7 @@ def test_a_search_from_the_form_ends(browser: Any, page_url: str, page_folder: P
         page.wait_for_url("**/runs/formed")
         settled(page, "finished")
         page.get_by_text("Best found:").first.wait_for()
-        page.locator("table", has_text="best initial expert (").first.wait_for()
+        page.locator("table", has_text="best expert (").first.wait_for()
         assert "name=formed" in page.get_by_text("python -m swarm.search").inner_text()
         link = page.get_by_role("button", name="Chat with the best")
         assert link.is_visible() and not page.get_by_role("button", name="Resume").is_visible()

@@ -11,10 +11,9 @@ from rich.console import Console
 from swarm.executors import JobResult
 from swarm.loop.evaluator import scores_to_records
 from swarm.loop.final_evaluation import sum_scoring_costs
-from swarm.loop.terminal import Progress, SearchView, position_lines, render
+from swarm.loop.terminal import Progress, SearchView, render
 from swarm.merging.positions import describe_position
 from swarm.runs.folder import RunRecord
-from swarm.runs.verdict import Compared, Verdict
 from swarm.tasks.base import Score
 from swarm.trackers import Tracker
 
@@ -66,13 +65,13 @@ def test_the_live_view_fits_the_terminal(width: int, height: int, particles: int
     cells = re.findall(r"(\d+) ([▁▂▃▄▅▆▇█·]*) +(?:0\.\d{3}|-)", text)
     shown = [int(number) for number, _ in cells]
     assert shown == list(range(len(shown))) and len(lines) <= height
-    assert len(shown) == particles or f"and {particles - len(shown)} more particles" in text
+    assert len(shown) == particles or f"and {particles - len(shown)} more mixtures" in text
 
 
 def test_the_live_view_has_the_best_the_saved_and_each_particle() -> None:
     text = "\n".join(drawn(halfway(3, 4), 100, 24))
     assert "iteration 4: evaluating dev" in text and "6/300 items" in text
-    assert re.search(r"best 0\.400 +improved by 0\.010 in iteration 3", text)
+    assert re.search(r"best 0\.400 +improved by 0\.010 in round 3", text)
     assert "of 400 prompts: 60 stopped early, 20 answered before, 12 from other" in text
     assert "*" in text and "at most" in text
     assert "▁" not in "\n".join(drawn(halfway(3, 4), 100, 24, blocks=False))
@@ -144,43 +143,29 @@ def test_without_a_terminal_there_are_lines(
     assert out[0] == "evaluating dev: 2 positions, 9 items each"
     assert out[1] == "iteration 0: 4 of 18 items after 21 s, about 1 min 14 s more"
     assert out[2].startswith("iteration 0: 8 of 18 items after 42 s")
-    assert out[3].startswith("iteration   0  best 0.500  this iteration 0.250 to 0.500  ")
+    assert out[3].startswith("round 0: best 0.500, this round 0.250 to 0.500, ")
     assert len(out) == 4
 
 
-def test_the_end_says_what_the_budget_counts(
-    view: SearchView, capsys: pytest.CaptureFixture[str]
+def test_the_log_says_what_the_budget_counts(
+    view: SearchView, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     facts = {"prompts_scored": 198, "prompts_saved": 0, "items_scored": [108, 108]}
     facts |= {"losses_computed": 22, "gradients_computed": 126}
     view.record.add_iteration(np.eye(2), np.ones(2), {}, {}, facts)
     view.progress.add_iteration(view.record.iterations[0])
-    view.show_end("1 iteration done")
-    assert capsys.readouterr().out.splitlines() == [
-        "search ends: 1 iteration done",
+    with caplog.at_level("INFO", "swarm.loop.terminal"):
+        view.show_end("1 iteration done")
+    assert capsys.readouterr().out == "search ends: 1 round done\n"
+    assert caplog.messages[-1] == (
         "cost on dev: 198 prompts, 126 gradients at 3 prompts each, 22 losses at 1, in all 598; "
-        "not counted: 18 answered before",
-    ]
+        "not counted: 18 answered before"
+    )
 
 
-def verdict_on(position: list[float], label: str | None = None) -> Verdict:
-    return Verdict(Compared("found", "best found", position=position), "cot", [], found_label=label)
-
-
-def test_the_best_of_many_kinds_of_prompts_takes_a_few_lines() -> None:
+def test_a_position_in_words() -> None:
     words = describe_position(["cot", "lima", "sharegpt", "oasst"], [0.41, 0.33, -0.08, 0.001])
     assert words == "0.41 cot + 0.33 lima - 0.08 sharegpt"
-    names, routes = ["cot", "lima"], [f"kind{number}" for number in range(16)]
-    groups = [f"{route} / {part}" for route in routes for part in ("mlp", "attention")]
-    position = np.repeat([[number / 10, 1.0] for number in range(16)], 2, axis=0).ravel().tolist()
-    lines = position_lines(verdict_on(position), names, groups)
-    assert len(lines) == 8 and lines[0].startswith("best found = a model for each kind of prompt")
-    assert lines[1:3] == ["  kind0   1.00 lima", "  kind1   1.00 lima + 0.10 cot"]
-    assert lines[-1] == "  and 10 more, which the report lists"
-    soup = verdict_on([0.5, 0.5] * 32, "uniform soup")
-    assert position_lines(soup, names, groups) == [
-        "best found = uniform soup: 0.50 cot + 0.50 lima"
-    ]
 
 
 def judgement(text: str, cost: float) -> Score:

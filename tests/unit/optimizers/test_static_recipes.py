@@ -41,17 +41,17 @@ def test_what_needs_no_score_is_asked_at_once() -> None:
     optimizer = StaticMerges(lambdas=[0.4, 1])
     optimizer.start(5, 0)
     np.testing.assert_array_equal(optimizer.ask()[5:], np.repeat([[0.2], [0.4], [1]], 5, axis=1))
-    assert optimizer.labels[5:] == ["uniform soup", "task arithmetic 0.4", "task arithmetic 1"]
+    assert optimizer.labels[5:] == ["mean of all", "task arithmetic 0.4", "task arithmetic 1"]
 
 
 def test_the_weighted_soup_goes_by_the_height_above_the_lowest() -> None:
     heights = np.array([0.5, 0.2, 0.3, 0.2, np.nan])
     found = asked(lambda row: heights[row.argmax()] if row.max() == 1 else 0.0)
-    np.testing.assert_allclose(of(found, "weighted soup"), [[0.75, 0, 0.25, 0, 0]])
+    np.testing.assert_allclose(of(found, "weighted mean"), [[0.75, 0, 0.25, 0, 0]])
     equal = asked(lambda row: 0.5)
-    np.testing.assert_allclose(of(equal, "weighted soup"), [np.full(5, 0.2)])
-    # The greedy soup takes what does not fall.
-    assert equal.stop_reason() == "every recipe is scored; the greedy soup took 5 of 5"
+    np.testing.assert_allclose(of(equal, "weighted mean"), [np.full(5, 0.2)])
+    # The greedy mean takes what does not fall.
+    assert equal.stop_reason() == "every recipe is scored; the greedy mean took 5 of 5"
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -67,18 +67,18 @@ def test_the_greedy_soup_is_recipe_1_of_its_paper(seed: int, particles: int | No
         if utility(tried[-1]) >= utility(np.eye(5)[soup].mean(axis=0)):
             soup.append(j)
     found = asked(utility, particles=particles)
-    np.testing.assert_allclose(of(found, "greedy soup"), tried)
-    assert found.stop_reason() == f"every recipe is scored; the greedy soup took {len(soup)} of 5"
+    np.testing.assert_allclose(of(found, "greedy mean"), tried)
+    assert found.stop_reason() == f"every recipe is scored; the greedy mean took {len(soup)} of 5"
 
 
 def test_lost_experts_are_in_no_soup_that_goes_by_utility() -> None:
     found = asked(lambda row: np.nan if row[2] == 1 else 0.5)
-    for label, count in (("weighted soup", 1), ("greedy soup", 3)):
+    for label, count in (("weighted mean", 1), ("greedy mean", 3)):
         rows = of(found, label)
         assert len(rows) == count and all(row[2] == 0 for row in rows)
     nothing = asked(lambda row: np.nan)
     arithmetic = {f"task arithmetic {factor}" for factor in nothing.lambdas}
-    assert set(nothing.labels) == {"expert", "uniform soup"} | arithmetic
+    assert set(nothing.labels) == {"expert", "mean of all"} | arithmetic
 
 
 def test_only_the_first_rows_are_merged() -> None:
@@ -94,7 +94,7 @@ def test_a_position_has_a_name() -> None:
     while optimizer.stop_reason() is None:
         optimizer.tell(np.where(optimizer.evaluate, optimizer.ask()[:, 1], np.nan))
     again.load_state_dict(json.loads(json.dumps(optimizer.state_dict())))
-    soups = ["uniform soup", "greedy soup", "weighted soup", "greedy soup"]
+    soups = ["mean of all", "greedy mean", "weighted mean", "greedy mean"]
     assert again.labels == optimizer.labels == ["expert"] * 3 + soups
     assert len(again.labels) == len(again.rows)
 
@@ -126,22 +126,22 @@ def step(optimizer: Any, utility: Any) -> np.ndarray:
 def test_static_recipes_at_each_scale() -> None:
     labels, rows = static_start_positions(5, 2, scales=(1.0, 2.0))
     assert labels == [
-        "uniform soup",
+        "mean of all",
         "task arithmetic 0.3",
-        "uniform soup x 2",
+        "mean of all x 2",
         "task arithmetic 0.3 x 2",
     ]
     np.testing.assert_allclose(rows, np.repeat([[0.2], [0.3], [0.4], [0.6]], 10, axis=1))
     labels, rows = static_start_positions(5, among=2)
     np.testing.assert_allclose(rows[0], [0.5, 0.5, 0, 0, 0])
     labels, rows = static_start_positions(5, scales=(1.0, 1.5))  # 1.5 / 5 is 0.3 again
-    assert labels == ["uniform soup", "task arithmetic 0.3", "task arithmetic 0.3 x 1.5"]
+    assert labels == ["mean of all", "task arithmetic 0.3", "task arithmetic 0.3 x 1.5"]
 
 
 def test_recipes_of_utilities_leave_out_who_has_none() -> None:
     labels, rows = utility_start_positions(UTILITIES, 5, scales=(1.0, 1.5), best=(2, 3, 4))
-    assert labels[:3] == ["weighted soup", "soup of the best 2", "soup of the best 3"]
-    assert labels[3] == "weighted soup x 1.5" and len(labels) == 6
+    assert labels[:3] == ["weighted mean", "mean of the best 2", "mean of the best 3"]
+    assert labels[3] == "weighted mean x 1.5" and len(labels) == 6
     np.testing.assert_allclose(rows[0], [0, 0.5, 0, 1 / 3, 1 / 6])
     np.testing.assert_allclose(rows[1], [0, 0.5, 0, 0.5, 0])
     np.testing.assert_allclose(rows[3:], 1.5 * rows[:3])

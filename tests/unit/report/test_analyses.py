@@ -127,7 +127,7 @@ def test_spread_and_hull_of_the_swarm(tmp_path: Path) -> None:
     x = [[[1, 0], [0, 1], [0.75, 0.75], [0.5, 0.5], [0.9, 0.1], [0.9, 0.3]]]
     models = PairedComparison(made(tmp_path / "b", [[[1.0, 0.0]] * 5 + [[1.0, 1.0]]], x))
     kinds = [analyses.describe_start(models.run, i) for i in range(6)]
-    soups = ["1.5 x soup", "uniform soup"]
+    soups = ["1.5 x mean", "mean of all"]
     assert kinds == ["amber", "birch", *soups, "crossover child", "drawn"]
     assert analyses.rank_of_origin(models.run)["start_kind"] == "drawn"
     *_, table = sections.progress_blocks(models)

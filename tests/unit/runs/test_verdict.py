@@ -28,7 +28,7 @@ def made(end: float, others: dict[str, tuple[float, float]], start: Start | None
         half = abs(gain) * (0.5 if p < 0.05 else 1.5)
         test = Measured(utility, utility - 0.05, utility + 0.05, 450)
         paired = PairedTest(gain, gain - half, gain + half, p, 450)
-        label = "best initial expert (rooms)" if name == "expert" else f"model {name}"
+        label = "best expert (rooms)" if name == "expert" else f"model {name}"
         return Compared(name, label, Measured(0.3, 0.2, 0.4, 80), test, paired)
 
     found = Compared(
@@ -55,7 +55,7 @@ def test_a_gain_over_the_best_expert_is_none_if_another_model_is_level() -> None
     found = state_verdict(verdict, Path("search/skills"))
     assert (found.kind, found.headline) == ("unclear", "Not distinguishable")
     assert "0.684 on 450 test items" in found.sentence and "0.716" in found.sentence
-    assert "-3.2 points [-8, +1.6], p = 0.1" in found.sentence
+    assert "-3.2 points, p = 0.1." in found.sentence
     assert "less than about 4.8 points cannot be shown" in found.sentence
 
 
@@ -63,8 +63,8 @@ def test_worth_it_is_better_than_each_and_names_the_strongest() -> None:
     others = {"expert": (0.27, 1e-9), "recipe": (0.42, 1e-6), "constant": (0.31, 1e-9)}
     found = state_verdict(made(0.59, others), Path("search/mine"))
     assert str(found).startswith("Worth it: the best found has 0.590 on 450 test items")
-    assert "the model recipe, the strongest of 3 compared that need no search" in found.sentence
-    assert "0.420: a gain of +17 points" in found.sentence
+    assert "the model recipe, the strongest of 3 that need no search" in found.sentence
+    assert "0.420: +17 points" in found.sentence
 
 
 def test_the_strongest_is_one_that_is_not_beaten() -> None:
@@ -77,13 +77,13 @@ def test_the_strongest_is_one_that_is_not_beaten() -> None:
 def test_a_model_that_is_better_does_not_hide_behind_a_higher_one_that_is_not() -> None:
     others = {"expert": (0.3, 1e-6), "recipe": (0.55, 0.2), "soup": (0.54, 0.01)}
     found = state_verdict(made(0.5, others), Path("search/x"))
-    assert found.headline == "Not worth it" and "use the model soup: 0.540" in found.sentence
+    assert found.headline == "Not worth it" and "Use the model soup" in found.advice
 
 
 def test_a_first_iteration_that_beats_all_was_worth_it() -> None:
     """Its mixtures are not among the alternatives that need no search."""
     found = state_verdict(
-        made(0.7, {"expert": (0.2, 1e-6)}, start=from_start("best of the first iteration"))
+        made(0.7, {"expert": (0.2, 1e-6)}, start=from_start("best of the first round"))
     )
     assert found.headline == "Worth it" and "the only one compared" in found.sentence
 
@@ -97,8 +97,9 @@ def test_a_search_that_ended_before_it_moved_is_not_judged() -> None:
 def test_not_worth_it_names_what_to_use_and_the_command() -> None:
     verdict = made(0.5, {"expert": (0.3, 1e-6), "recipe": (0.6, 0.001)})
     found = state_verdict(verdict, Path("search/a run"))
-    assert str(found).startswith("Not worth it: use the model recipe: 0.600 on 450 test items")
-    command = "python -m swarm.export 'search/a run' baseline=recipe to='exported/a run'"
+    assert "and the model recipe, the strongest of 2 that need no search, 0.600" in str(found)
+    assert found.advice == "Use the model recipe, which needs no search."
+    command = "python -m swarm.export 'search/a run' baseline=recipe 'to=exported/a run'"
     assert found.kind == "worse" and found.sentence.endswith(command)
     assert "python" not in state_verdict(verdict).sentence
     base = state_verdict(made(0.5, {"expert": (0.3, 1e-6), "base": (0.6, 0.001)}), Path("search/x"))
@@ -108,12 +109,10 @@ def test_not_worth_it_names_what_to_use_and_the_command() -> None:
 
 
 def test_a_search_that_returns_its_start_was_not_worth_it() -> None:
-    verdict = made(
-        0.42, {"expert": (0.41, 0.5)}, start=from_start("best of the first iteration: soup")
-    )
+    verdict = made(0.42, {"expert": (0.41, 0.5)}, start=from_start("best of the first round: soup"))
     found = state_verdict(verdict, Path("search/x"))
     assert found.headline == "Not worth it"
-    assert "nothing better than the best of the first iteration: soup" in found.sentence
+    assert "nothing better than the best of the first round: soup" in found.sentence
     assert "python -m swarm.export search/x to=exported/x" in found.sentence
 
 

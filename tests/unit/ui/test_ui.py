@@ -106,7 +106,7 @@ def test_charts_have_the_numbers_of_the_run(folder: Path) -> None:
     assert grid.ravel().tolist() == pytest.approx(run.positions[place].tolist(), abs=1e-4)
     options = charts.domain_chart(run)
     kinds = [(one["name"], one["type"]) for one in options["series"]]
-    labels = ("best initial expert", "best found")
+    labels = ("best expert", "best found")
     assert kinds == [(label, kind) for label in labels for kind in ("bar", "custom")]
     assert options["yAxis"]["data"] == ["maths", "law", "music"]
     assert options["series"][2]["data"] == [0.5, 0.6, 0.7]

@@ -134,7 +134,8 @@ class Report:
         about: One-line description of what ran.
         verdict: The outcome.
         figures: Headline figures, as (label, value).
-        comparisons: The best found against each alternative on test; `None` without a test.
+        sections: The details, folded.
+        blocks: What is shown before them: what each expert has, and the charts.
         warnings: Warnings that qualify the outcome.
     """
 
@@ -143,5 +144,5 @@ class Report:
     verdict: Statement
     figures: Sequence[tuple[str, str]]
     sections: Sequence[ReportSection]
-    comparisons: TableBlock | None = None
+    blocks: Sequence[Block] = ()
     warnings: Sequence[str] = ()

@@ -24,22 +24,23 @@ from swarm.runs.folder import RunFolder
 from swarm.runs.verdict import format_one_answer_warnings
 
 SECTIONS = (
-    ("ends", "Start and end", sections.start_end_blocks),
+    ("ends", "All models", sections.start_end_blocks),
     ("front", "Front of the objectives", sections.front_blocks),
-    ("progress", "Progress of the search", sections.progress_blocks),
-    ("coefficients", "Contributions of experts", sections.coefficient_blocks),
-    ("diversity", "Diversity of the swarm", sections.diversity_blocks),
-    ("emergence", "Items that emerge", sections.emergence_blocks),
     ("flips", "Item by item", changed_items_blocks),
-    ("statistics", "Uncertainty", sections.statistics_blocks),
+    ("statistics", "Uncertainty, and what to check", sections.statistics_blocks),
+    ("coefficients", "Coefficients of the best", sections.coefficient_blocks),
+    ("progress", "Course of the search", sections.progress_blocks),
+    ("emergence", "Items that emerge", sections.emergence_blocks),
     ("cost", "Cost", sections.cost_blocks),
     ("setup", "Configuration", sections.configuration_blocks),
 )
-"""Key, title and blocks of each section; one without blocks is left out."""
+"""Key, title and blocks of each folded section; one without blocks is left out."""
 
 VERDICT_SIGNS = {"better": "▲", "worse": "▼", "unclear": "◆", "open": "○"}
 
-NUMBER_PATTERN = re.compile(r"[+\u2212<]? ?\.?\d[\d,.%]*( \[.*\])?$|\[?[+\u2212\d][^a-z]*\]$|–$")
+NUMBER_PATTERN = re.compile(
+    r"\(?[+\u2212<]? ?\.?\d[\d,.%]*\)?\*?( \[.*\])?$|\[?[+\u2212\d][^a-z]*\]$|–$"
+)
 """Columns of which all cells but empty ones match are right-aligned as numbers."""
 
 
@@ -62,17 +63,18 @@ def build_report(folder: str | Path) -> Report:
             for key, title, build in SECTIONS
             if (blocks := build(models))
         ],
-        sections.comparison_table(models),
+        [*sections.overview_blocks(models), *sections.main_charts(models)],
         format_one_answer_warnings(test.one_answer, "the best found", "test") if test else [],
     )
 
 
 def _describe_run(run: RunFolder) -> str:
     task = run.identity.get("task.name")
-    iterations = pluralize(len(run.rounds) - 1, "iteration")
+    count = len(run.rounds) - 1
     parts = [f"task {task}"] if task else []
-    parts += [f"{len(run.experts)} experts", f"{run.particles} particles", iterations]
-    if run.finished != f"{iterations} done":
+    parts.append(pluralize(len(run.experts), "adapter"))
+    parts.append(f"{pluralize(count, 'round')} of {pluralize(run.particles, 'mixture')}")
+    if run.finished != f"{pluralize(count, 'iteration')} done":
         parts.append(run.finished or "still running")
     if "seed" in run.identity:
         parts.append(f"seed {format_count(run.identity['seed'])}")

@@ -26,7 +26,6 @@ from swarm.merging.positions import describe_position, group_by_route, route_mea
 from swarm.optimizers.multi_objective import BASE_BOUND
 from swarm.report.analyses import (
     best_positions,
-    describe_start,
     measure_economy,
     measure_emergence,
     measure_trajectory,
@@ -37,10 +36,9 @@ from swarm.report.analyses import (
 from swarm.report.document import COLOURS, Block, Chart, ListBlock, Series, TableBlock
 from swarm.report.paired_comparison import PairedComparison, name_test
 from swarm.runs.folder import RunFolder, verify_run_file
+from swarm.runs.overview import LEGEND, Overview
 from swarm.runs.pareto_front import ParetoFront
 from swarm.runs.verdict import (
-    CONSTANT,
-    EXPERT,
     Statement,
     describe_selection,
     domain_table,
@@ -48,6 +46,7 @@ from swarm.runs.verdict import (
     format_measured,
     list_caveats,
     list_controls,
+    result_table,
     state_verdict,
 )
 from swarm.stats.significance import PairedTest
@@ -57,9 +56,6 @@ SPLITS = {"dev": "dev", "confirm": "held-out part of dev", "test": "test"}
 
 MAX_PAIRS = 6
 """Maximum number of charts of two objectives."""
-
-MAX_LISTED = 30
-"""Maximum number of rows of particles; the run folder has all."""
 
 FINAL_STAGES = {
     "test": "on test, at the end",
@@ -81,30 +77,26 @@ def summarize_verdict(models: PairedComparison) -> Statement:
     signal = search_signal(run)
     by = f" by the signal ({signal}); the task's metric chooses at the end" if signal else ""
     sentence = (
-        f"on {end.n} dev items after {pluralize(len(run.rounds) - 1, 'iteration')}, the best "
+        f"on {end.n} dev items after {pluralize(len(run.rounds) - 1, 'round')}, the best "
         f"found has {format_number(end.utility)} and the best expert, {models.expert}, "
         f"{format_number(start.utility)}{by}."
     )
     return Statement("open", "Still running", sentence)
 
 
-def comparison_table(models: PairedComparison) -> TableBlock | None:
-    """Tabulate the best found minus each model that needs no search on test, with the tests.
+def overview_blocks(models: PairedComparison) -> list[Block]:
+    """Show what each expert has on each kind of items."""
+    if (found := Overview.from_state(models.run.state)) is None:
+        return []
+    caption = f"What the adapters have, on the dev items ({LEGEND})"
+    return [TableBlock(caption, *found.table()), *found.sentences()]
 
-    Returns:
-        One row per model, the highest utility first; `None` without a test.
-    """
-    verdict = models.verdict
-    if verdict is None or verdict.found.test is None:
+
+def model_table(models: PairedComparison) -> TableBlock | None:
+    """Tabulate all models on dev and test, and the gain of the best found; `None` while it runs."""
+    if models.verdict is None:
         return None
-    rows = [
-        [one.label, format_number(one.test.utility), *_format_test(one.gain)]
-        for one in verdict.alternatives
-        if one.test and one.gain
-    ]
-    count = format_count(verdict.found.test.n)
-    header = ["needs no search", f"test, n = {count}", "best found minus it", "95 % interval", "p"]
-    return TableBlock("Against each alternative on test", header, rows) if rows else None
+    return TableBlock("Utilities and gains with 95 % intervals", *result_table(models.verdict))
 
 
 def headline_figures(models: PairedComparison) -> list[tuple[str, str]]:
@@ -124,7 +116,7 @@ def start_end_blocks(models: PairedComparison) -> list[Block]:
     """Compare start and end, and all alternatives."""
     run, verdict = models.run, models.verdict
     position = run.positions[models.end]
-    blocks: list[Block] = [_result_table(models)]
+    blocks: list[Block] = [table] if (table := model_table(models)) else []
     if verdict and (domains := domain_table(verdict)):
         blocks.append(TableBlock("Utilities by domain; (!): one answer throughout", *domains))
     parts: list[list[str]] = []
@@ -144,43 +136,6 @@ def start_end_blocks(models: PairedComparison) -> list[Block]:
             f"Vote on dev by number of voters: {', '.join(votes)}; {len(vote.members)} was chosen."
         )
     return blocks
-
-
-def _result_lines(models: PairedComparison) -> Iterator[tuple[str, dict[str, Measured | None]]]:
-    """Yield each model's label with its results by split, the best constant answers first."""
-    verdict = models.verdict
-    others = verdict.alternatives if verdict else []
-    for one in sorted(others, key=lambda one: one.name != CONSTANT):
-        if one.name != EXPERT:
-            yield one.label, {"dev": one.dev, "confirm": None, "test": one.test}
-    both = {split: models.results(split) for split in SPLITS}
-    for n, label in enumerate(models.labels):
-        yield label, {split: found[n] for split, found in both.items()}
-    if verdict and verdict.vote and (size := len(verdict.vote.members)) > 1:
-        # A vote of one is the best found.
-        dev = Measured(verdict.vote.dev, np.nan, np.nan, verdict.dev.n)
-        yield f"vote of the top {size}", {"dev": dev, "confirm": None, "test": verdict.vote.test}
-
-
-def _result_table(models: PairedComparison) -> TableBlock:
-    lines = list(_result_lines(models))
-    counts = {split: [one.n for _, found in lines if (one := found[split])] for split in SPLITS}
-    header = ["model"]
-    header += [f"{SPLITS[s]}, n = {format_count(found[0])}" for s, found in counts.items() if found]
-    header += [f"unread on {s}" for s, found in counts.items() if found and s != "confirm"]
-    rows = []
-    for name, found in lines:
-        shown = [found[split] for split in SPLITS if counts[split]]
-        unread = [found[split] for split in SPLITS if counts[split] and split != "confirm"]
-        rows.append(
-            [
-                name,
-                *(format_interval(one.utility, one.interval) if one else "–" for one in shown),
-                *(format_percent(one.unparsed if one else None) for one in unread),
-            ]
-        )
-    caption = "Utilities with 95 % intervals, and the rate of unparsed answers"
-    return TableBlock(caption, header, rows)
 
 
 def front_blocks(models: PairedComparison) -> list[Block]:
@@ -274,20 +229,25 @@ def _describe_front(found: ParetoFront) -> list[str]:
     return lines
 
 
-def progress_blocks(models: PairedComparison) -> list[Block]:
-    """Show the best so far and every particle."""
-    run, label, signal = models.run, objective_label(models.run), search_signal(models.run)
+def main_charts(models: PairedComparison) -> list[Chart]:
+    """Return the three charts of every search: the best so far, every mixture, and the shares."""
+    run, label = models.run, objective_label(models.run)
     best, start = run.best_so_far(), float(run.utilities[models.start])
-    iterations = pluralize(len(best) - 1, "iteration")
-    described = f"From {format_number(best[0])} to {format_number(best[-1])} in {iterations}"
+    rounds = pluralize(len(best) - 1, "round")
+    described = f"From {format_number(best[0])} to {format_number(best[-1])} in {rounds}"
     series = [Series("best so far", range(len(best)), best, "steps", "strong")]
     marks = [("best expert", start)] if np.isfinite(start) else []
-    chart = Chart("Best so far", "iteration", label, series, described, marks)
-    blocks: list[Block] = [chart, _particle_chart(models)]
-    if signal:
+    chart = Chart("Best so far", "round", label, series, described, marks)
+    return [chart, _particle_chart(models), _coefficient_chart(run)]
+
+
+def progress_blocks(models: PairedComparison) -> list[Block]:
+    """Show where the best particle began, and how far apart the particles are."""
+    run, blocks = models.run, list[Block]()
+    if signal := search_signal(run):
         blocks.append(
-            f"These numbers are the signal ({signal}) that the search maximized; those of the "
-            "result and of Start and end are by the task's metric."
+            f"The charts have the signal ({signal}) that the search maximized; the verdict and the "
+            "tables are by the task's metric."
         )
     if np.isfinite(run.utilities[run.find_best()]):
         began = rank_of_origin(run)
@@ -295,77 +255,51 @@ def progress_blocks(models: PairedComparison) -> list[Block]:
             f"The best particle at the end, number {began['particle']}, started as "
             f"{began['start_kind']} at rank {began['rank']:g} of {began['of']}."
         )
-    bests = {i: run.find_best(i) for i in range(run.particles)}
-    order = sorted(bests, key=lambda i: bests[i][::-1])
-    order.sort(key=lambda i: -np.nan_to_num(run.utilities[bests[i]], nan=-np.inf))
-    rows = [
-        [
-            f"{i}",
-            describe_start(run, i),
-            format_number(run.utilities[0, i]),
-            format_number(run.utilities[bests[i]]),
-            f"{bests[i][0]}",
-            format_number(run.utilities[-1, i]),
-        ]
-        for i in order[:MAX_LISTED]
-    ]
-    header = ["particle", "began as", "start", "best", "at iteration", "last"]
-    return [*blocks, TableBlock(f"Particles by their best {label}", header, rows)]
+    found = measure_trajectory(run)
+    apart, outside = found["diversity"], found["outside"]
+    spread = Series("mean distance", np.arange(len(apart)), apart, weight="strong")
+    ends = f"From {format_number(apart[0])} to {format_number(apart[-1])}"
+    blocks.append(
+        Chart("Distance from the swarm's middle", "iteration", "mean distance", [spread], ends)
+    )
+    blocks.append(
+        "Outside the experts' hull (a coefficient below 0, or a sum other than 1) were "
+        f"{format_percent(outside[0])} of the particles at the start and "
+        f"{format_percent(outside[-1])} at the end."
+    )
+    return blocks
 
 
 def _particle_chart(models: PairedComparison) -> Chart:
     run, x = models.run, np.arange(len(models.run.utilities))
     expert, best = (index[1] for index in (models.start, models.end))
-    named = {expert: (f"particle {expert}, started as {models.expert}", "normal")}
-    named[best] = f"particle {best}, best", "strong"
+    named = {expert: (f"number {expert}, began as {models.expert}", "normal")}
+    named[best] = f"number {best}, best", "strong"
     series = []
     for i in (best, *(i for i in range(run.particles) if i != best)):
-        name, weight = named.get(i, (f"particle {i}", "faint"))
+        name, weight = named.get(i, (f"number {i}", "faint"))
         series.append(Series(name, x, run.utilities[:, i], weight=weight))
     known = run.utilities[~np.isnan(run.utilities)]
     described = "None was evaluated"
     if len(known):
         low, high = map(format_number, (known.min(), known.max()))
         described = f"They are between {low} and {high}"
-    title = f"All {run.particles} particles"
-    return Chart(title, "iteration", objective_label(run), series, described)
+    title = f"All {run.particles} mixtures of each round"
+    return Chart(title, "round", objective_label(run), series, described)
 
 
 def coefficient_blocks(models: PairedComparison) -> list[Block]:
-    """Show the experts' coefficients: best so far and mean of the swarm."""
+    """Show the experts' coefficients in the best, where groups or kinds have their own."""
     run = models.run
-    trail = best_positions(run)
-    groups = trail.reshape(len(trail), len(run.groups), len(run.experts))
-    best, swarm = groups.mean(axis=1), run.means.mean(axis=1)
-    alike = bool((groups == groups[:, :1]).all())
-    title = "Coefficients of the best so far"
-    if len(run.groups) > 1:
-        title += ", the same in all groups" if alike else ", mean over groups"
-    # All charts use the same order, so that an expert has the same colour everywhere.
-    order = np.argsort(-np.abs(groups).max(axis=(0, 1)) - 1e-3 * np.abs(swarm).max(axis=0))
-    blocks: list[Block] = [
-        _coefficient_chart(run, title, best, order, "steps"),
-        _coefficient_chart(run, "Coefficients, mean of the swarm", swarm, order, "line"),
-    ]
-    if len(run.experts) > len(COLOURS):
-        blocks.append(f"The {len(COLOURS)} largest in the best are coloured.")
-    if not alike:
-        kinds, values, caption = run.groups, groups[-1], "by group of modules"
-        if len(group_by_route(run.groups)) > 1:
-            kinds, values = route_means(run.groups, trail[-1].tolist())
-            caption = "by kind of prompt (means over the groups of modules)"
-        caption = f"Coefficients of the best found, {caption}"
-        blocks.append(coefficient_table(caption, run.experts, kinds, values))
-    last, signal = run.means[-1], search_signal(run)
-    columns = (best[-1], last.mean(axis=0), last.min(axis=0), last.max(axis=0))
-    rows = [
-        [name, format_number(run.utilities[0, k]), *(format_signed(one[k]) for one in columns)]
-        for k, name in enumerate(run.experts)
-    ]
-    alone = f"alone, {objective_label(run)}" if signal else "alone on dev"
-    header = ["expert", alone, "in the best", "swarm mean", "lowest", "highest"]
-    caption = "Experts, alone and in the swarm's last iteration"
-    return [*blocks, TableBlock(caption, header, rows)]
+    position = run.positions[models.end]
+    values, kinds, caption = position.reshape(len(run.groups), -1), run.groups, "group of modules"
+    if len(group_by_route(kinds)) > 1:
+        kinds, values = route_means(kinds, position.tolist())
+        caption = "kind of prompt (means over the groups of modules)"
+    if (values == values[:1]).all():
+        return []
+    caption = f"Coefficients of the best found, by {caption}"
+    return [coefficient_table(caption, run.experts, kinds, values)]
 
 
 def coefficient_table(
@@ -380,40 +314,25 @@ def coefficient_table(
     return TableBlock(caption, header, rows)
 
 
-def _coefficient_chart(
-    run: RunFolder, title: str, values: np.ndarray, order: np.ndarray, kind: str
-) -> Chart:
-    """Plot coefficients [T, K] over iterations; the first experts of `order` are coloured."""
+def _coefficient_chart(run: RunFolder) -> Chart:
+    """Plot the coefficients of the best so far; the largest ones are coloured."""
+    trail = best_positions(run).reshape(len(run.rounds), len(run.groups), len(run.experts))
+    values = trail.mean(axis=1)
+    order = np.argsort(-np.abs(trail).max(axis=(0, 1)), kind="stable")
     # Repeated values are reduced to their ends, so that long searches give short lines.
     held = (np.diff(values, axis=0) == 0).all(axis=1)
     kept = np.flatnonzero(np.concatenate([[True], ~held[:-1], [True]])) if len(held) else [0]
     weights = ["normal"] * len(COLOURS) + ["faint"] * len(order)
     series = [
-        Series(run.experts[k], kept, values[kept, k], kind, weight)
+        Series(run.experts[k], kept, values[kept, k], "steps", weight)
         for k, weight in zip(order, weights, strict=False)
     ]
     largest = (f"{run.experts[k]} {format_signed(values[-1, k], 2)}" for k in order[:5])
     described = f"At the end {', '.join(largest)}"
-    return Chart(title, "iteration", "coefficient", series, described, [("", 0.0)])
-
-
-def diversity_blocks(models: PairedComparison) -> list[Block]:
-    """Show the distance between particles, and their share outside the experts' hull."""
-    found = measure_trajectory(models.run)
-    apart, outside = found["diversity"], found["outside"]
-    chart = Chart(
-        "Distance from the swarm's middle",
-        "iteration",
-        "mean distance",
-        [Series("mean distance", np.arange(len(apart)), apart, weight="strong")],
-        f"From {format_number(apart[0])} to {format_number(apart[-1])}",
-    )
-    words = (
-        "Outside the experts' hull (a coefficient below 0, or a sum other than 1) were "
-        f"{format_percent(outside[0])} of the particles at the start and "
-        f"{format_percent(outside[-1])} at the end."
-    )
-    return [chart, words]
+    title = "What the best so far is made of"
+    if len(run.groups) > 1:
+        title += ", means over the groups of modules"
+    return Chart(title, "round", "coefficient", series, described, [("", 0.0)])
 
 
 def emergence_blocks(models: PairedComparison) -> list[Block]:

@@ -16,9 +16,9 @@ from swarm.report.document import Block, TableBlock
 from swarm.report.paired_comparison import PairedComparison, changed_items_blocks
 from swarm.report.sections import (
     coefficient_table,
-    comparison_table,
     front_table,
     headline_figures,
+    overview_blocks,
     start_end_blocks,
     summarize_verdict,
 )
@@ -151,7 +151,8 @@ class RunSeries(NamedTuple):
     Attributes:
         verdict: The verdict; before the end, how far the search is.
         notes: The best found in words, and caveats.
-        tables: Start and end: all models, domains, parts, and points of the front.
+        overview: What each expert has on each kind of items.
+        tables: All models, domains, parts, and points of the front.
         charts: ECharts options by the name of the chart; a chart that does not apply is missing.
         baselines: Models that the best found can be compared with, the first by default.
     """
@@ -159,7 +160,7 @@ class RunSeries(NamedTuple):
     verdict: Statement
     notes: list[str]
     figures: list[tuple[str, str]]
-    comparisons: TableBlock | None
+    overview: list[Block]
     tables: list[TableBlock]
     charts: dict[str, dict[str, Any]]
     baselines: list[str]
@@ -199,7 +200,7 @@ def load_run_series(path: Path) -> RunSeries:
         verdict=verdict,
         notes=[*sentences, *caveats],
         figures=headline_figures(models),
-        comparisons=comparison_table(models),
+        overview=overview_blocks(models),
         tables=tables,
         charts={name: one for name, one in drawn.items() if one},
         baselines=models.list_baselines(),

@@ -36,9 +36,9 @@ def test_each_page_opens(browser: Any, page_url: str) -> None:
         "runs/nothing": "no such run",
         "runs/a%3Cscript%3Ealert(1)%3C": "<img src=x onerror=alert(1)>",
         "runs/sweep%2Ftrial_00": "Best found:",
-        "runs/sweep%2Ftrial_00/report": "Start and end",
+        "runs/sweep%2Ftrial_00/report": "All models",
         "runs/broken": "is damaged or missing",
-        "runs/made/report": "Start and end",
+        "runs/made/report": "All models",
     }
     papers = {"dark": "rgb(20, 23, 27)", "light": "rgb(252, 252, 251)"}
     with window(browser, page_url, "telephone", "dark") as page:

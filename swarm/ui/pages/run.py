@@ -13,7 +13,7 @@ from nicegui import app, ui
 
 from swarm._util.threads import run_in_thread
 from swarm.errors import UserError
-from swarm.report.document import ChangedItems
+from swarm.report.document import ChangedItems, TableBlock
 from swarm.report.page import VERDICT_SIGNS, build_report, render_changed_items, render_page
 from swarm.runs.folder import RUNS_FOLDER
 from swarm.ui.charts import THEME
@@ -251,8 +251,8 @@ class RunPage:
             ui.label(sign).classes("text-lg font-semibold")
             ui.label(found.verdict.sentence)
             draw_facts(found.figures)
-            if found.comparisons:
-                draw_table(found.comparisons)
+            for block in found.overview:
+                draw_table(block) if isinstance(block, TableBlock) else draw_text(str(block))
             for sentence in found.notes:
                 draw_text(sentence)
             with ui.expansion("All numbers"):

@@ -130,9 +130,7 @@ def test_spread_and_hull_of_the_swarm(tmp_path: Path) -> None:
     soups = ["1.5 x mean", "mean of all"]
     assert kinds == ["amber", "birch", *soups, "crossover child", "drawn"]
     assert analyses.rank_of_origin(models.run)["start_kind"] == "drawn"
-    *_, table = sections.progress_blocks(models)
-    assert sorted(row[1] for row in table.rows) == sorted(kinds)  # type: ignore[union-attr]
-    assert "were 33% of the particles" in str(sections.diversity_blocks(models)[-1])
+    assert "were 33% of the particles" in str(sections.progress_blocks(models)[-1])
 
 
 def test_what_dropping_and_racing_saved(tmp_path: Path) -> None:

@@ -17,35 +17,38 @@ from rich.console import Console
 
 from swarm.errors import UserError
 from swarm.executors import JobResult
-from swarm.loop.terminal import Progress, SearchView, iteration_pieces, print_verdict, render
+from swarm.loop.terminal import Progress, SearchView, describe_iteration, render
 from swarm.runs.folder import RunRecord, read_state
+from swarm.runs.overview import Overview
 from swarm.runs.verdict import read_verdict
 from swarm.tasks.base import Score
 from swarm.trackers import Tracker
 
-LIVE_COLUMNS = 80
+COLUMNS = 80
 
 
 def draw(folder: Path, picture: Path) -> None:
-    """Write the iterations and the verdict of the run in `folder` to `picture`.
+    """Write what the search in `folder` printed first and last to `picture`.
 
     Raises:
         UserError: The folder holds no finished run.
     """
     state = _state(folder)
-    if state.get("verdict") is None:
+    verdict, overview = read_verdict(state), Overview.from_state(state)
+    if verdict is None or overview is None:
         raise UserError(f"{folder} contains no finished run; allowed: a folder of search/")
-    console = Console(record=True, width=110, file=io.StringIO(), force_terminal=True)
-    view, best = SearchView(RunRecord(folder), Tracker(), Progress(0)), None
-    view.console = console
-    for number, entry in enumerate(state["rounds"]):
-        known = [u for u in entry["utilities"] if u is not None]
-        best = max([u for u in (best, *known) if u is not None], default=None)
-        # As it is printed, but for speed and time left, which the state does not keep.
-        words = "  -  " if best is None else f"{best:.3f}"
-        view.print_line("  ".join(iteration_pieces(number, words, entry)))
-    print_verdict(view, read_verdict(state), state["experts"], state.get("groups", ["all"]))
-    _write(console, picture, folder)
+    view = SearchView(RunRecord(folder), Tracker(), Progress(0))
+    view.console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
+    view.show_overview(overview)
+    best = max(u for entry in state["rounds"] for u in entry["utilities"] if u is not None)
+    # As it is printed, but for speed and time left, which the state does not keep.
+    last = len(state["rounds"]) - 1
+    view.print_line("...")
+    view.print_line(describe_iteration(last, f"{best:.3f}", state["rounds"][last]))
+    view.show_end(state["finished"])
+    view.show_verdict(verdict, "adapter")
+    view.print_line(f"report: {folder / 'report.html'}")
+    _write(view.console, picture, folder)
 
 
 def draw_live(folder: Path, picture: Path) -> None:
@@ -65,15 +68,15 @@ def draw_live(folder: Path, picture: Path) -> None:
     last = len(state["rounds"]) - 1
     for number, (entry, seconds) in enumerate(zip(state["rounds"], _course(folder), strict=False)):
         put = entry["prompts_scored"]
-        progress.start(f"iteration {number}: evaluating dev", put)
+        progress.start(f"round {number}: answering", put)
         share = 0.5 if number == last else 1.0
         clock.now += seconds * share
         scores = [[Score(0.0, "")] * round(put * share)]
         progress.add_job(JobResult(0, scores, round(put * share), 0))
         if number < last:
             progress.add_iteration(entry)
-    console = Console(record=True, width=LIVE_COLUMNS, file=io.StringIO(), force_terminal=True)
-    console.print(render(progress, LIVE_COLUMNS, 24))
+    console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
+    console.print(render(progress, COLUMNS, 24))
     _write(console, picture, folder)
 
 

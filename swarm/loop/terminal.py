@@ -480,7 +480,7 @@ class SearchView:
         self.print_line(f"{found.headline}: {found.finding}")
         self.print_line(found.advice)
         if found.command and saved != "mixture":
-            self.print_line(found.command)
+            self.console.print(Text(found.command), soft_wrap=True)  # can be copied as one line
 
 
 def describe_iteration(number: int, best: str, entry: Mapping[str, Any]) -> str:

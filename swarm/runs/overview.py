@@ -18,7 +18,7 @@ from swarm.tasks.metrics import (
     group_items_by_domain,
 )
 
-MAX_ROWS = 20
+MAX_ROWS = 40
 """Maximum number of rows of a table in the terminal."""
 
 MAX_NAMES = 4
@@ -121,9 +121,11 @@ class Overview:
         rows.append(["items", *map(str, counts)])
         across = [["kind", *rows[0][1:]], *rows[1:]]
         across = [list(column) for column in zip(*across, strict=True)]
-        for shape in (rows, across):
-            if width is None or (len(shape) <= MAX_ROWS and _width(shape) <= width):
-                return shape[0], shape[1:]
+        for limit in (math.inf, 16, 12, 9):
+            for shape in (rows, across):
+                cut = [[_shorten(name, limit) for name in shape[0]], *shape[1:]]
+                if width is None or (len(cut) <= MAX_ROWS and _width(cut) <= width):
+                    return cut[0], cut[1:]
         short = [["kind", "best adapter", "it has", *["a constant"] * bool(limits)]]
         for column in across[1:MAX_ROWS]:
             n = next(n for n, cell in enumerate(column) if cell.endswith("*"))
@@ -162,6 +164,12 @@ def survey_experts(
         measure(constant) if constant else [],
         task.utility(constant) if constant else None,
     )
+
+
+def _shorten(name: str, limit: float) -> str:
+    """Leave out the middle of a long name, as names often differ at their ends."""
+    half = int(min(limit, len(name))) // 2
+    return name if len(name) <= limit else f"{name[: half - 1]}…{name[-half:]}"
 
 
 def _width(rows: Sequence[Sequence[str]]) -> int:

@@ -11,6 +11,7 @@ import tempfile
 import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -124,10 +125,22 @@ def pack_experts(pool: ExpertPool) -> PackedExperts:
     """Return the files of an open pool, memory-mapped, so that they are read when they are sent."""
     if not isinstance(pool, Pool):
         raise UserError("executor.experts=store supports adapters only; use executor.experts=path")
+    if pool.most is not None and pool.expert_count > pool.most:
+        raise UserError(f"""executor.experts=store sends all {pool.expert_count} adapters at once,
+            which the choice of pool.most={pool.most} avoids: use executor.experts=path, or
+            pool.most=null""")
     return {
         name: {path.name: np.asarray(np.memmap(path, np.uint8, "r")) for path in files}
         for name, files in pool.parts().items()
     }
+
+
+def unpack_learned(job: Job, files: Sequence[np.ndarray], folder: Path) -> Job:
+    """Write the learned adapters of a job below `folder`, and return the job with these files."""
+    local = {file: str(folder / Path(file).name) for file in sorted({*job.learned} - {""})}
+    for path, data in zip(local.values(), files, strict=True):
+        Path(path).write_bytes(data.data)
+    return replace(job, learned=tuple(local.get(file, "") for file in job.learned))
 
 
 def unpack_experts(pack: PackedExperts, folder: Path, pool: Pool) -> Pool:
@@ -158,22 +171,25 @@ class RayWorker:
         """Return the process id, once there is a process."""
         return os.getpid()
 
-    def run(self, job: Job, stored: list[Any]) -> JobResult | str:
+    def run(self, job: Job, stored: list[Any], learned: list[Any]) -> JobResult | str:
         """Return the answer to a job; see `swarm.executors.processes.answer_job`.
 
         Args:
             job: The job to run.
             stored: References to the worker's recipe and, with experts="store", to the packed
                 experts. They are sent with every job, as the actor may have been restarted.
+            learned: References to the job's learned adapters, with experts="store".
         """
-        if self._worker is not None:
-            return answer_job(self._worker, job, self._device)
-        import torch
-
-        torch.set_num_threads(self._threads)
-        worker, *packed = import_ray().get(stored)
-        # The files are not needed once the experts are in memory; nothing stays on the node.
+        # Files are not needed once they are in memory; nothing stays on the node.
         with tempfile.TemporaryDirectory(prefix="model-swarms-") as folder:
+            if learned:
+                job = unpack_learned(job, import_ray().get(learned), Path(folder))
+            if self._worker is not None:
+                return answer_job(self._worker, job, self._device)
+            import torch
+
+            torch.set_num_threads(self._threads)
+            worker, *packed = import_ray().get(stored)
             if packed:
                 worker.pool = unpack_experts(packed[0], Path(folder), worker.pool)
             answer = answer_job(worker, job, self._device)
@@ -296,7 +312,9 @@ class RayExecutor(WorkerPool):
         yield from super().map(jobs)
 
     def _send(self, slot: Slot, job: Job) -> Any:
-        return slot.worker.run.remote(job, self._stored)
+        learned = sorted({*job.learned} - {""}) if self._experts == "store" else []
+        files = [self._ray.put(np.fromfile(file, np.uint8)) for file in learned]
+        return slot.worker.run.remote(job, self._stored, files)
 
     def _receive(self) -> Iterator[tuple[Slot, Job, JobResult | str | Exception]]:
         # Also of workers without a job, which are being restarted.

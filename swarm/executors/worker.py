@@ -379,11 +379,12 @@ class ItemLearner:
     def descend(self) -> Descended:
         """Take the job's steps."""
         job, start = self.job, np.array(self.job.positions[0])
-        reached = job.descent.run(start, job.particle, job.routes, job.steps, self, job.spent)
-        rows = [x.reshape(job.descent.routes, -1) for x in (start, reached)]
+        descent = job.descent.extract(0)  # a copy: the job may be run again, or be read-only
+        reached = descent.run(start, job.particle, job.routes, job.steps, self, job.spent)
+        rows = [x.reshape(descent.routes, -1) for x in (start, reached)]
         kept = np.flatnonzero((rows[0] == rows[1]).all(axis=1)).tolist()
         adapter = self._adapter.encode() if self._adapter else None
-        return Descended(reached, job.descent, adapter, kept, self.gradients, self.losses)
+        return Descended(reached, descent, adapter, kept, self.gradients, self.losses)
 
     def measure(self, position: np.ndarray, items: Sequence[int], slope: bool = True) -> Gradient:
         """See `swarm.optimizers.gradient.Learner`."""

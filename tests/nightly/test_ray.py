@@ -88,11 +88,17 @@ def test_a_search_is_the_same_on_any_workers_and_when_they_are_killed(
 ) -> None:
     """One worker here; two processes, one of them killed; two nodes, one worker killed."""
     raylets = {node.all_processes["raylet"][0].process.pid for node in cluster.list_all_nodes()}
-    more = {"job__items": 4, "optimizer__max_iterations": 4}
+    more = {"job__items": 4, "optimizer__max_iterations": 4, "pool__space": "delta"}
+    descent = "{_target_: swarm.optimizers.gradient.Descent, steps: 2, batch: 2}"
+    more |= {"optimizer__descent": descent, "pool__new_adapter": 2}
     kinds = {
         "inline": {},
         "processes": {"executor__workers": 2, "executor__threads": 1},
-        "ray": {"executor__workers": 2, "executor__address": cluster.address},
+        "ray": {
+            "executor__workers": 2,
+            "executor__address": cluster.address,
+            "executor__experts": "store",
+        },
     }
     trees = {}
     for kind, keys in kinds.items():
@@ -112,6 +118,7 @@ def test_a_search_is_the_same_on_any_workers_and_when_they_are_killed(
         assert "raylet" not in out and "\x1b[" not in out
         assert ("died" in (folder / "log.txt").read_text()) == (kind != "inline")
         trees[kind] = searches.tree(folder)
+    assert any(name.startswith("adapters/") for name in trees["inline"])
     for kind in ("processes", "ray"):
         assert trees[kind].keys() == trees["inline"].keys()
         assert [n for n in trees[kind] if trees[kind][n] != trees["inline"][n]] == []

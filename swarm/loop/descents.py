@@ -66,9 +66,10 @@ class CandidatePool:
     def add(self, scores: Iterable[tuple[int, Score]]) -> None:
         """Add answers by the number of their item; of an equal text the first score counts."""
         for number, score in scores:
-            if score.text:
-                task, item = self._items[number]
-                part = task.scored_part(item, score.text)
+            task, item = self._items[number]
+            part = task.scored_part(item, score.text)
+            # An empty text counts where it ends, as a model can fall into it.
+            if any(part):
                 self._known[number].setdefault(part, self._task.apply_scale(score).value)
 
     def is_solved(self, number: int) -> bool:
@@ -148,6 +149,8 @@ class Descents:
 
     def restore(self) -> None:
         """Read the candidates of a resumed search."""
+        if self.signal == "gold":
+            return
         numbers = {item["id"]: number for number, item in enumerate(self._items)}
         for number, entry in enumerate(self.record.iterations):
             stored = self.record.load_iteration_answers(number)
@@ -229,7 +232,8 @@ class Descents:
             unsolved = [i for i in range(items) if not self.candidates.is_solved(i)]
         drawn = descent.samples * len(unsolved)
         plan = DescentPlan(len(wanted), 1, descent.batch, round(descent.holdout * items), drawn)
-        steps = int(min(descent.steps, (left - plan.forwards) // (GRADIENT_COST * plan.gradients)))
+        affordable = (left - plan.forwards) // (GRADIENT_COST * plan.gradients)
+        steps = int(min(descent.steps_by(self.signal == "scores"), affordable))
         if steps < 1:
             return []
         for one in wanted if drawn else ():

@@ -283,7 +283,7 @@ class Run:
             counts[i] = len(scores)
             items = map(dev.__getitem__, map(self.searched.__getitem__, scores))
             answers[i] = scores_to_records(items, scores.values())
-            if self.descents:
+            if self.descents and self.descents.signal == "scores":
                 self.descents.candidates.add(scores.items())
         if self.descents:
             answers |= self.descents.records(len(positions))

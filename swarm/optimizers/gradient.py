@@ -22,6 +22,9 @@ from swarm.optimizers.base import (
 MINIBATCH_STREAM, HOLDOUT_STREAM, LOSS_ITEMS_STREAM = 100, 101, 102
 """Purpose ids of random streams, above those of all optimizers."""
 
+GOLD_STEPS, SCORE_STEPS = 30, 15
+"""Default number of steps between two evaluations, by gold answers and by scores."""
+
 MIN_RATE_FACTOR = 1 / 16
 """Rate factor at which a particle stops descending."""
 
@@ -80,7 +83,8 @@ class Descent:
         signal: What teaches: "gold" answers; "scores" of the swarm's own answers, for any task
             that scores texts; "auto" is gold answers where they are known, else scores.
         weight: w_d, of this term in the velocity; 1 applies the complete descent.
-        steps: Adam steps per particle and iteration.
+        steps: Adam steps per particle and iteration; `None` is `GOLD_STEPS`, or `SCORE_STEPS` by
+            scores, where each iteration brings better answers to learn from.
         batch: Dev items per step.
         rate: Adam's rate for the shared coefficients.
         fine_rate: Rate for the deviations of groups, as a multiple of `rate`.
@@ -101,7 +105,7 @@ class Descent:
 
     signal: Literal["auto", "gold", "scores"] = "auto"
     weight: PositiveNumber = 1.0
-    steps: Positive = 30
+    steps: Positive | None = None
     batch: Rows = 8
     rate: PositiveNumber = 0.1
     fine_rate: Number = 0.5
@@ -159,6 +163,10 @@ class Descent:
         for name in self.STATE:
             getattr(self, name)[particle] = getattr(ended, name)[0]
 
+    def steps_by(self, scores: bool) -> int:
+        """Return the number of steps between two evaluations, by scores or by gold answers."""
+        return self.steps or (SCORE_STEPS if scores else GOLD_STEPS)
+
     def draw_loss_items(self, items: int) -> tuple[int, ...]:
         """Return `batch` items whose loss says where a descent should start.
 
@@ -182,7 +190,7 @@ class Descent:
         Args:
             particle: Number of the particle in the swarm, of which this is the extract.
             routes: The route of each dev item, by its number; `None` for an item that has no loss.
-            steps: Number of steps, at most `self.steps`.
+            steps: Number of steps.
             spent: Share of the budget that is spent before the first step, and after the last.
         """
         reached, (begin, end) = start.copy(), spent

@@ -254,8 +254,9 @@ class MemeticSwarm(ParticleSwarm):
             return None
         count, descent = self.new_rows, self.descent
         held = round(descent.holdout * items)
-        samples = descent.samples * items * self.resources.draws_texts
-        return DescentPlan(count, descent.steps, descent.batch, held, samples)
+        by_scores = self.resources.draws_texts
+        steps, samples = descent.steps_by(by_scores), descent.samples * items * by_scores
+        return DescentPlan(count, steps, descent.batch, held, samples)
 
     def items_without_gradient(self, items: int) -> tuple[int, ...]:
         return () if self.descent is None else self.descent.items_without_gradient(items)

@@ -243,7 +243,7 @@ def test_a_search_learns_from_scores_alone_with_an_adapter(
     """Adapters are those of positions: stored, saved with the best, dropped where not needed."""
     words = learning(tmp_path, tiny_llama, tiny_pool, test="true")
     run, out = searched(tmp_path, words)
-    assert "the gradient is of the scores of the search's own answers" in out
+    assert "it also trains, on the scores of its own answers" in out
     descents = [entry for entry in run.rounds if entry.get("gradients_computed")]
     assert descents and all(entry["learned"] for entry in descents)
     assert spent(run) == run.prompts_spent()

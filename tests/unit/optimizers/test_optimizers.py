@@ -201,7 +201,7 @@ def descend(optimizer: Any, objective: Objective, items: int = 80) -> int:
                 answers.append(learner.measure(one.position, one.items))
                 continue
             mine, routes = one.descent, [i % one.descent.routes for i in range(items)]
-            reached = mine.run(one.position, one.particle, routes, mine.steps, learner)
+            reached = mine.run(one.position, one.particle, routes, mine.steps_by(False), learner)
             answers.append(SimpleNamespace(position=reached, descent=mine))
 
 

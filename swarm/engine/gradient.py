@@ -223,19 +223,22 @@ def expected_score_loss(
 
     With p_t the probability of answer t and r_t its score, it is -log sum_t r_t p_t per token: of
     the expected score, as far as the answers are known. Where scores are grades this teaches
-    nothing, as every answer has some; relative to the other answers it is minimum risk training,
+    little, as every answer has some; then it is the mean of this and of minimum risk training,
     -log(sum_t r_t q_t / sum_t q_t) with q_t = p_t^(1 / tokens), so that long texts count at all
-    (Shen et al. 2016, arXiv 1512.02433).
+    (Shen et al. 2016, arXiv 1512.02433). That ratio alone may improve while all answers lose their
+    probability to texts that are not among them.
 
     Args:
         logprobs: [T], the log probability of each answer as a whole.
         values: [T], from 0 to 1, of which one at least is positive.
         tokens: [T], the length of each answer.
     """
-    if relative:
-        shares = logprobs / tokens
-        return shares.logsumexp(0) - (shares + values.log()).logsumexp(0)
-    return -(logprobs + values.log()).logsumexp(0) / tokens.mean()
+    absolute = -(logprobs + values.log()).logsumexp(0) / tokens.mean()
+    if not relative:
+        return absolute
+    shares = logprobs / tokens
+    ratio = shares.logsumexp(0) - (shares + values.log()).logsumexp(0)
+    return (absolute + ratio) / 2
 
 
 def compute_loss_and_gradient(

@@ -301,7 +301,7 @@ def test_a_search_descends_within_its_budget(
     words = descending(tmp_path, tiny_llama, tiny_pool, budget=400, **more)
     assert "at most 400 prompts on dev (a gradient counts as three)" in planned(words)
     run, out = searched(tmp_path, words)
-    assert "gradient steps: 1 position, 20 steps of 4 items" in out
+    assert "training 1 mixture, 20 steps of 4 items" in out
     assert spent(run) <= 400 and run.verdict.cost == spent(run)
     assert any(r.get("gradients_computed") for r in run.rounds)
     assert moved(run.rounds[0], run.rounds[-1]) == 1, "one particle descends, the others stay"
@@ -326,7 +326,7 @@ def test_a_task_without_gold_answers(tiny_llama: Path, tiny_pool: Path, tmp_path
     ]
     kept = descending(tmp_path, tiny_llama, tiny_pool, dry_run="true")
     words = [*(word for word in kept if not word.startswith("task")), *box]
-    assert "the scores of the search's own answers" in commands.run("swarm.search", *words).out
+    assert "on the scores of its own answers" in commands.run("swarm.search", *words).out
     out = commands.run("swarm.search", *words, "optimizer.descent.signal=gold")
     assert out.code != 0 and "no gold answers" in out.err and "nes" in out.err
     assert len(out.err.strip().splitlines()) == 1

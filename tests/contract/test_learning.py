@@ -37,7 +37,8 @@ def test_the_loss_by_scores() -> None:
     assert float(expected_score_loss(*tensors)) == pytest.approx(-math.log(values @ p) / 2)
     q = p ** (1 / tokens)
     relative = float(expected_score_loss(*tensors, relative=True))
-    assert relative == pytest.approx(-math.log(values @ q / q.sum()))
+    ratio = -math.log(values @ q / q.sum())
+    assert relative == pytest.approx((ratio - math.log(values @ p) / 2) / 2)
 
 
 def test_loss_and_slopes_of_a_position_with_an_adapter(

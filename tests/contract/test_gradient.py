@@ -25,6 +25,7 @@ from swarm.models.base import Example, Request
 from swarm.optimizers.gradient import Descent
 from swarm.pool.pool import Pool
 from swarm.runs.folder import RunFolder, read_state
+from swarm.runs.verdict import list_caveats
 from swarm.scorers.function import FunctionTask
 from swarm.tasks.exact_match import ExactMatch
 from swarm.tasks.mixture import Mixture
@@ -312,7 +313,8 @@ def test_a_search_descends_within_its_budget(
     measured = [rows[i]["value"] for i in untouched]
     assert number and len(untouched) == run.verdict.no_gradient.n == 3
     assert run.verdict.no_gradient.utility == pytest.approx(sum(measured) / 3)
-    assert "No gradient used 3 of the 12 dev items that the search saw. On these" in out
+    caveats = " ".join(list_caveats(run.verdict))
+    assert "No gradient used 3 of the 12 dev items that the search saw. On these" in caveats
 
 
 def test_a_task_without_gold_answers(tiny_llama: Path, tiny_pool: Path, tmp_path: Path) -> None:

@@ -334,9 +334,9 @@ def test_a_search_saves_the_best_as_a_model(trio: list[Path], tmp_path: Path) ->
     assert state["experts"] == ["ash", "elm", "oak"]
     assert np.array_equal(np.array(state["rounds"][0]["positions"])[:3], np.eye(3))
     assert len({u for entry in state["rounds"] for u in entry["utilities"]}) > 2
-    last, following = result.out.splitlines()[-2:]
-    assert last.startswith(f"best model: {folder / 'global_best'} (after ")
-    assert following.endswith(f"python -m swarm.export {folder} to=exported/run (the model)")
+    command, report = result.out.splitlines()[-2:]
+    assert command == f"python -m swarm.export {folder} to=exported/run"
+    assert report == f"report: {folder / 'report.html'}"
     best = folder / "global_best"
     model = HFModel(BaseModel(str(best)))
     task = MultipleChoice("tiny", str(tmp_path / "tiny.json"), scoring="logits")

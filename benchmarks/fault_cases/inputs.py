@@ -118,7 +118,6 @@ OF_KEY: dict[str, list[str]] = {
     "pool.folder": [*PLACE, "null", "''", "{here}", "{here}/file", "{here}/fifo", "/proc"],
     "pool.experts": [*LIST, "[]", "[amber]", "[amber,amber]", "[amber,nope]", "[amber,..]"],
     "pool.space": [*WORD, "null"],
-    "pool.export_rank": [*WHOLE, "0", "4"],
     "pool.groups": [*WORD, "0", "-1", "1.5", "null"],
     "pool.control": WORD,
     "pool.most": [*WHOLE, "0", "1", "null"],

@@ -6,14 +6,19 @@ import shutil
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
+import yaml
+
 from swarm._util.files import as_path, parse_json
-from swarm._util.settings import Count, Text, checked
+from swarm._util.settings import Count, Positive, Text, checked
 from swarm.engine.base_model import SAFE_FILES, BaseModel, quiet_transformers, wrap_load_errors
 from swarm.errors import UserError
-from swarm.export import gguf_writer
+from swarm.export import gguf_writer, routed
 from swarm.export.model_card import render_card
+from swarm.export.ranks import cut_rank, describe_cut
+from swarm.export.requests import Mixture, read_parts, semantic_router, write_parts
 from swarm.export.source import read_source
 from swarm.pool.adapter import (
     CONFIG_FILE,
@@ -23,11 +28,14 @@ from swarm.pool.adapter import (
     Adapter,
     is_replaceable,
     read_adapter,
+    read_routed_adapter,
     write_folder_atomic,
 )
 
 MAX_SHARD_SIZE = "5GB"
 """Maximum size of one file of weights."""
+
+ROUTER_CONFIG_FILE = "semantic_router.yaml"
 
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 
@@ -120,7 +128,8 @@ class Export:
 
     given: Text
     to: Text
-    format: Literal["peft", "merged", "gguf", "gguf_lora"] = "peft"
+    format: Literal["peft", "merged", "gguf", "gguf_lora", "parts"] = "peft"
+    rank: Positive | None = None
     particle: Count | None = None
     dtype: Literal["bfloat16", "float32", "float16"] | None = None
     base: Text | None = None
@@ -150,6 +159,9 @@ class Export:
                 f"{self.source.folder} is a full model: export it with format=merged, which "
                 "copies it, or format=gguf, and without dtype"
             )
+        if self.rank and (self.source.is_full_model or self.format == "parts"):
+            what = "a full model" if self.source.is_full_model else "not one adapter"
+            raise UserError(f"rank={self.rank}: {what} has no rank to cut; omit it")
         self.gguf_file: str | None = None
         if self.format.startswith("gguf"):
             kind = (self.quantize or "F16").upper() if self.merged else "lora-F32"
@@ -170,6 +182,12 @@ class Export:
             check_repository(self.push_to_hub)
         if self.gguf_file:
             self._check_gguf()
+        with TemporaryDirectory() as place:
+            if self.rank:
+                self.source = cut_rank(self.source, self.rank, Path(place, "cut"), self.base)
+            return self._write()
+
+    def _write(self) -> list[str]:
         card = self.render_card()
 
         def write_files(folder: Path) -> None:
@@ -177,6 +195,8 @@ class Export:
                 self._write_gguf(folder)
             elif self.merged:
                 self._write_merged(folder)
+            elif self.format == "parts":
+                write_parts(self._parts, folder, self._llama_config, self.source.base_name)
             else:
                 self._copy_adapters(folder)
             (folder / "README.md").write_text(card, encoding="utf-8")
@@ -186,6 +206,7 @@ class Export:
         write_folder_atomic(self.folder, write_files, note, kind, is_export)
         size = sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
         lines = [f"wrote {self.to}: {size / 1e6:.3g} MB"]
+        lines += describe_cut(self.source.note["cut"]) if self.rank else []
         if self.push_to_hub:
             address = push_folder(self.folder, self.push_to_hub, self.private)
             lines.append(f"uploaded to the hub: {address}")
@@ -194,8 +215,12 @@ class Export:
         return [*lines, self._serve_command(str(self.folder))]
 
     def _copy_adapters(self, folder: Path) -> None:
-        if self.source.routes:
+        if found := read_routed_adapter(self.source.folder):
             shutil.copyfile(self.source.folder / ROUTER_FILE, folder / ROUTER_FILE)
+            shutil.copyfile(routed.__file__, folder / "routed.py")
+            rules = semantic_router(found[0], self.source.base_name or "BASE")
+            text = yaml.safe_dump(rules, sort_keys=False, allow_unicode=True)
+            (folder / ROUTER_CONFIG_FILE).write_text(text, encoding="utf-8")
         for adapter in self.source.adapter_folders:
             target = folder / adapter.relative_to(self.source.folder)
             target.mkdir(exist_ok=True)
@@ -225,6 +250,18 @@ class Export:
         path = Path(str(self._local_base.path)) / "config.json"
         found: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
         return found
+
+    @cached_property
+    def _parts(self) -> Mixture:
+        return read_parts(self.source)
+
+    @property
+    def _llama_config(self) -> dict[str, Any] | None:
+        """The base's config.json for llama.cpp, which adds adapters as the delta space does."""
+        if self.source.note.get("space") == "factor":
+            return None
+        gguf_writer.check_architecture(self._base_config, str(self._local_base.path))
+        return self._base_config
 
     def _check_gguf(self) -> None:
         """Check that architecture and tokenizer can be written, before anything is loaded."""
@@ -260,13 +297,25 @@ class Export:
             dtype = self.quantize or "float16"
         words = ["python", "-m", "swarm.export", f"search/{as_path(self.given).name}"]
         words.append(f"to={self.folder.name}")
-        for key in ("format", "particle", "point", "baseline", "route", "dtype", "quantize"):
+        for key in (
+            "format",
+            "rank",
+            "particle",
+            "point",
+            "baseline",
+            "route",
+            "dtype",
+            "quantize",
+        ):
             value = getattr(self, key)
             words += [f"{key}={value}"] if value not in (None, "peft") else []
         # The title is the name elsewhere; the command has the folder.
         title = self.push_to_hub or self.folder.resolve().name
         serve, command = self._serve_command(title), shlex.join(words)
-        return render_card(self.source, title, serve, command, self.merged, dtype, self.gguf_file)
+        parts = self.format == "parts"
+        return render_card(
+            self.source, title, serve, command, self.merged, dtype, self.gguf_file, parts, self.base
+        )
 
     def _serve_command(self, name: str) -> str:
         """Return the command that serves the export under this path or name."""
@@ -277,6 +326,11 @@ class Export:
             return f"llama-cli -m BASE.gguf --lora {name}/{self.gguf_file}"
         if self.merged:
             return f"vllm serve {name}"
+        if self.format == "parts":
+            if self.source.note.get("space") == "factor":
+                return f"lorax-launcher --model-id {self.source.base_name or 'BASE'}"
+            files = ",".join(f"{name}/{row.name}.gguf" for _, row in self._parts)
+            return f"llama-server -m BASE.gguf --lora-init-without-apply --lora {files}"
         rank = self.source.max_rank()
         allowed = next((size for size in VLLM_RANKS if size >= rank), None)
         if allowed is None:

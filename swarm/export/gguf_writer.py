@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swarm.errors import UserError
-from swarm.pool.adapter import Adapter, adapter_error
+from swarm.pool.adapter import PoolRow
 
 if TYPE_CHECKING:
     import numpy as np
@@ -270,7 +270,7 @@ def _add_tokenizer(
         writer.add_chat_template(tokenizer.chat_template)
 
 
-def write_lora_gguf(adapter: Adapter, config: Mapping[str, Any], path: Path, name: str) -> None:
+def write_lora_gguf(adapter: PoolRow, config: Mapping[str, Any], path: Path, name: str) -> None:
     """Write an adapter as a LoRA for `llama-cli --lora` or Ollama's ADAPTER, in float32.
 
     The scaling is multiplied into B: llama.cpp has one alpha for all modules, and an alpha of 0
@@ -294,8 +294,8 @@ def write_lora_gguf(adapter: Adapter, config: Mapping[str, Any], path: Path, nam
     for module in adapter.shapes:
         key = names.get_name(module)
         if key is None or (module == "lm_head" and config.get("tie_word_embeddings")):
-            raise adapter_error(
-                adapter.folder, f"a GGUF of the base has no {module} of its own; use format=gguf"
+            raise UserError(
+                f"{adapter.name}: a GGUF of the base has no {module} of its own; use format=gguf"
             )
         a, b = (factor.float() for factor in adapter.load_factors(module))
         if heads := _count_heads(module, config):

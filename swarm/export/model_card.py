@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,8 @@ import yaml
 from swarm._util.files import find_path
 from swarm._util.terminal import format_table
 from swarm.engine.base_model import is_hub_id
+from swarm.errors import UserError
+from swarm.export.ranks import describe_cut
 from swarm.export.source import ExportSource
 from swarm.finetune.run import domain_lines, format_tuning, scores_table
 from swarm.merging.positions import describe_position, route_means
@@ -34,6 +36,8 @@ def render_card(
     merged: bool,
     dtype: str | None,
     gguf_file: str | None,
+    parts: bool,
+    base: str | None,
 ) -> str:
     """Return the README.md of an export.
 
@@ -45,7 +49,10 @@ def render_card(
         merged: Whether the export is a complete model.
         dtype: Data type of a merged model's weights; `None`: unchanged.
         gguf_file: Name of the GGUF file; `None` for safetensors.
+        parts: Whether it has the adapters of a mixture, for servers that mix them.
+        base: As of `ExportSource.load_base`.
     """
+    licence = {} if source.is_full_model else read_licence(source, base)
     from jinja2 import Environment, FileSystemLoader
 
     loader = FileSystemLoader(Path(__file__).parent)
@@ -59,17 +66,19 @@ def render_card(
     card: str = environment.get_template("card.md.j2").render(
         source=source,
         note=source.note,
-        front_matter=_front_matter(source, merged, gguf_file),
+        front_matter=_front_matter(source, title, licence, merged, gguf_file),
+        licence=licence.get("license_name") or licence.get("license"),
         title=title,
         short_name=Path(title).name,
         stand_in=source.stand_in,
         task=f" for the task {task}" if task else "",
         components=_describe_components(source),
         numbers="\n".join(_separate_paragraphs(_list_numbers(source))),
-        rank=source.truncated_rank,
+        cut="; ".join(describe_cut(source.note["cut"])) if "cut" in source.note else "",
         base=source.base_name or "BASE",
         serve=serve,
         merged=merged,
+        parts=parts,
         dtype=dtype,
         gguf_file=gguf_file,
         router_file=ROUTER_FILE,
@@ -80,7 +89,9 @@ def render_card(
     return card
 
 
-def _front_matter(source: ExportSource, merged: bool, gguf_file: str | None) -> str:
+def _front_matter(
+    source: ExportSource, title: str, licence: dict[str, str], merged: bool, gguf_file: str | None
+) -> str:
     """Return the front matter for the hub; a base that is a local folder is omitted."""
     named = source.note.get("models") or [source.base_name]
     bases = [name for name in named if name and is_hub_id(name) and not find_path(name).exists()]
@@ -89,9 +100,34 @@ def _front_matter(source: ExportSource, merged: bool, gguf_file: str | None) -> 
         "library_name": "gguf" if gguf_file else library,
         "pipeline_tag": "text-generation",
         "tags": ["model-swarms", kind, *(["gguf"] if gguf_file else [])],
+        **licence,
     }
+    if source.verdict and (test := source.verdict.found.test) and "cut" not in source.note:
+        name = source.config.get("task", {}).get("name", "task")
+        score = f"score on {test.n} items, 95 % interval {test.low:.3f} to {test.high:.3f}"
+        found = {
+            "task": {"type": "text-generation"},
+            "dataset": {"type": name, "name": name, "split": "test"},
+            "metrics": [{"type": "score", "name": score, "value": round(test.utility, 4)}],
+        }
+        matter["model-index"] = [{"name": title, "results": [found]}]
     text: str = yaml.safe_dump(matter, sort_keys=False, allow_unicode=True)
     return text
+
+
+def read_licence(source: ExportSource, base: str | None) -> dict[str, str]:
+    """Return the licence keys of the base's card, on this machine or the hub; empty if unknown."""
+    from huggingface_hub import ModelCard
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    unknown = (UserError, OSError, ValueError, HfHubHTTPError, LocalEntryNotFoundError)
+    with suppress(*unknown):
+        model = source.load_base(base)
+        local = Path(str(model.path)) / "README.md"
+        named = local if local.is_file() else model.name or str(model.path)
+        card = ModelCard.load(named, ignore_metadata_errors=True).data.to_dict()
+        return {k: card[k] for k in ("license", "license_name", "license_link") if card.get(k)}
+    return {}
 
 
 def _describe_components(source: ExportSource) -> str:
@@ -111,12 +147,12 @@ def _describe_components(source: ExportSource) -> str:
 
 def _list_numbers(source: ExportSource) -> list[str]:
     """Return sentences and lines of tables; empty for a folder without numbers."""
-    verdict, rank = source.verdict, source.truncated_rank
+    verdict = source.verdict
     if verdict and source.kind == "finetune":
         return format_tuning(verdict, source.state["tuning"])
     if verdict:
         start = f"best expert: {verdict.expert}"
-        end = f"before rounding to rank {rank}" if rank else "this one"
+        end = "before the cut" if "cut" in source.note else "this one"
         return [
             *scores_table(verdict, start, end),
             *domain_lines(verdict, "best expert", end),
@@ -166,8 +202,7 @@ def describe_numbers(verdict: Verdict, folder: Path | None = None) -> list[str]:
         "Brackets: 95 % intervals. The dev score of the best found is the maximum of many and "
         "so biased upwards; test was not used by the search.",
         " ".join(compared),
-        # The card has a more detailed note on a truncated adapter.
-        *list_caveats(replace(verdict, reconstruction_error=0.0)),
+        *list_caveats(verdict),
         *(list_controls(verdict, folder) if folder else []),
     ]
 

@@ -13,15 +13,13 @@ from swarm.errors import UserError
 from swarm.finetune.run import read_state as read_tuning
 from swarm.merging.positions import ROUTE_SEPARATOR, group_by_route
 from swarm.pool.adapter import CONFIG_FILE, read_adapter, read_note, read_routed_adapter
+from swarm.pool.pool import Pool
 from swarm.report.analyses import search_signal
 from swarm.runs import folder as run_files
 from swarm.runs.folder import RunFolder, load_command, verify_run_file
 from swarm.runs.verdict import Compared, Verdict, read_verdict
 
 TUNING_FILE = "tuning.json"
-
-MAX_FLOAT_ERROR = 1e-6
-"""Maximum relative reconstruction error at which an adapter counts as exact."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +40,7 @@ class ExportSource:
         signal: Signal that a search optimized; empty if it was the task's measure.
         unfinished: Note that a search has not ended; empty for anything else.
         arguments: Stored arguments of a search's command line; empty if there are none.
+        run: The search's folder; `None` for anything else.
     """
 
     name: str
@@ -57,6 +56,7 @@ class ExportSource:
     signal: str = ""
     unfinished: str = ""
     arguments: Sequence[str] = ()
+    run: RunFolder | None = None
 
     @property
     def is_full_model(self) -> bool:
@@ -89,12 +89,6 @@ class ExportSource:
         if not found or measured not in (None, base.fingerprint()):
             return None
         return found.removeprefix("the weights of ")
-
-    @property
-    def truncated_rank(self) -> int | None:
-        """Rank to which the adapter was truncated after its measurement; `None` if it was not."""
-        error = self.note.get("reconstruction_error", {}).get("overall", 0.0)
-        return None if self.is_full_model or error <= MAX_FLOAT_ERROR else self.max_rank()
 
     def max_rank(self) -> int:
         """Return the highest rank of all modules of all adapters."""
@@ -216,6 +210,7 @@ def _read_search(
         source,
         folder=path / "global_best",
         kind="search",
+        run=run,
         config=run.config if (path / run_files.CONFIG_FILE).is_file() else {},
         state=run.state,
         signal=signal,
@@ -267,19 +262,28 @@ def _save_baseline(source: ExportSource, run: RunFolder, name: str) -> ExportSou
     return replace(source, folder=folder, baseline=found[name])
 
 
+def open_pool(source: ExportSource) -> Pool:
+    """Return the pool of a search, open, with its learned adapters.
+
+    Raises:
+        UserError: There is none, or it has changed since.
+    """
+    from hydra.utils import instantiate
+
+    config, run = source.config, source.run
+    if run is None or not config.get("pool"):
+        raise UserError(f"{source.folder}: has no configuration of a pool, as a search has")
+    pool: Pool = instantiate(config["pool"], _convert_="all")
+    pool.open(instantiate(config["model"], _convert_="all"))
+    if pool.fingerprint() != source.state["identity"]["pool weights"]:
+        raise UserError(f"{run.path}: the experts of its pool have changed since the search")
+    pool.learned = run.learned_files()
+    return pool
+
+
 def _save_position(
     source: ExportSource, position: Sequence[float], folder: Path, facts: dict[str, Any]
 ) -> None:
     """Save a position of a search with its pool, which must not have changed since."""
-    from hydra.utils import instantiate
-
-    config, run = source.config, source.folder.parent
-    if not config.get("pool"):
-        raise UserError(f"{run}: has no configuration of its pool (a run started in Python)")
-    pool = instantiate(config["pool"], _convert_="all")
-    pool.open(instantiate(config["model"], _convert_="all"))
-    if pool.fingerprint() != source.state["identity"]["pool weights"]:
-        raise UserError(f"{run}: the experts of its pool have changed since the search")
-    pool.learned = RunFolder(run).learned_files()
     form = read_note(source.folder).get("prompt_form", "chat")
-    pool.save(position, folder, {"prompt_form": form} | facts)
+    open_pool(source).save(position, folder, {"prompt_form": form} | facts)

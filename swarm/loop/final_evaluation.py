@@ -5,12 +5,11 @@ Everything scored after the search is stored in the record.
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from swarm._util.files import parse_json, read_gzip_json, short_digest
+from swarm._util.files import read_gzip_json, short_digest
 from swarm.loop.evaluator import data_split, records_to_scores, scores_to_records
 from swarm.merging.positions import position_label
 from swarm.optimizers.multi_objective import BASE_BOUND
@@ -70,9 +69,6 @@ SPENT_SUFFIXES = ("_tokens", "_cost")
 
 FINALIST_COUNT = 10
 """Maximum number of personal bests that are scored by the task's own metric."""
-
-EXACT_ERROR = 1e-6
-"""Relative errors of saved weights up to this are float32 rounding."""
 
 ScoreFn = Callable[[Sequence[Sequence[float]], str, Sequence[int]], list[list[Score]]]
 """Scores positions on some indices of a split."""
@@ -436,7 +432,6 @@ class FinalEvaluation:
             front_size=len(pareto.front_indices) if pareto else 0,
             hypervolume=(volumes[0], volumes[-1]),
             front=self._measure_front(pareto, front) if pareto and test and front else [],
-            reconstruction_error=reconstruction_error(record.folder),
             costs=record.count_prompts(),
             kinds=describe_kinds(record.state.get("kinds", {})),
             scoring_costs=sum_scoring_costs(record),
@@ -682,16 +677,6 @@ def sum_scoring_costs(record: RunRecord) -> dict[str, dict[str, float]]:
         if not found:
             return {}
     return found
-
-
-def reconstruction_error(folder: Path) -> float:
-    """Return the error of a run's saved best, if its rank was truncated when saved; else 0."""
-    try:
-        facts = parse_json((folder / "global_best" / "swarm.json").read_text())
-    except (OSError, ValueError):
-        return 0.0
-    error: float = facts.get("reconstruction_error", {}).get("overall", 0.0)
-    return error if error > EXACT_ERROR else 0.0
 
 
 def encode_ensemble(vote: Vote | None) -> bytes | None:

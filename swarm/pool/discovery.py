@@ -4,15 +4,20 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from swarm._util.files import cache_folder, find_path, make_folder, name_fault, short_digest
 from swarm.errors import UserError
 from swarm.pool.adapter import CONFIG_FILE, PICKLE_FILE, WEIGHTS_FILE, Adapter, adapter_error
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from swarm.merging.lora_math import FactorPair
 
 log = logging.getLogger(__name__)
 
@@ -263,17 +268,20 @@ def find_equal_experts(adapters: Sequence[Adapter]) -> list[list[str]]:
     return [names for names in equal.values() if len(names) > 1]
 
 
-def combined_config(
+def combined_adapter(
     adapters: Sequence[Adapter],
-    modules: Sequence[str],
-    rank: int,
+    pairs: Mapping[str, "FactorPair"],
     base_name: str | None,
     shares_targets: bool = True,
-) -> dict[str, Any]:
-    """Return the PEFT config of any combination of `adapters` that adapts `modules`.
+) -> tuple[dict[str, Any], dict[str, "Tensor"]]:
+    """Return the PEFT config and the weights of a combination of `adapters`.
 
-    Alpha equals the rank: the scaling is in the weights. `base_name` is the base model if no expert
-    names one. `shares_targets` says that no other modules are adapted than by the adapters.
+    Alpha equals the rank: the scaling is in the weights.
+
+    Args:
+        pairs: A [r, in] and B [out, r] by module; r may differ.
+        base_name: The base model if no adapter names one.
+        shares_targets: Whether no other modules are changed than by the adapters.
     """
 
     def shared(*keys: str) -> dict[str, Any]:
@@ -282,10 +290,12 @@ def combined_config(
         for key in keys:
             values = [one.config.get(key) for one in adapters]
             values = [sorted(one, key=str) if isinstance(one, list) else one for one in values]
-            if all(one == values[0] for one in values):
+            if values and all(one == values[0] for one in values):
                 found[key] = values[0]
         return found
 
+    ranks = {name: len(down) for name, (down, _) in pairs.items()}
+    rank = max(ranks.values())
     config: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": None,
@@ -300,7 +310,7 @@ def combined_config(
         "fan_in_fan_out": False,
         "init_lora_weights": True,
         # Full module names, unless the experts agree on something shorter.
-        "target_modules": list(modules),
+        "target_modules": list(pairs),
     }
     named = [one.base_model for one in adapters if one.base_model]
     config |= {"base_model_name_or_path": named[0]} if named else {}
@@ -308,4 +318,11 @@ def combined_config(
     targets = shared(*TARGET_OPTIONS)
     if shares_targets and len(targets) == len(TARGET_OPTIONS) and targets["target_modules"]:
         config |= targets
-    return config
+    if lower := {name: one for name, one in ranks.items() if one < rank}:
+        config |= {"rank_pattern": lower, "alpha_pattern": lower}
+    weights = {
+        f"base_model.model.{module}.lora_{side}.weight": weight
+        for module, pair in pairs.items()
+        for side, weight in zip("AB", pair, strict=True)
+    }
+    return config, weights

@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from swarm.errors import UserError
+from swarm.pool.adapter import FactorShape, PoolRow
 
 FactorPair = tuple[torch.Tensor, torch.Tensor]
 
@@ -24,7 +25,7 @@ SCALING = 2.0
 """Factor of the update, as of a LoRA whose alpha is twice its rank."""
 
 
-class LearnedAdapter:
+class LearnedAdapter(PoolRow):
     """A low-rank update of every linear layer, float32 (Hu et al. 2021, arXiv 2106.09685).
 
     The update is `SCALING` B A. Adam's moments are kept with the factors, so that a later descent
@@ -37,6 +38,8 @@ class LearnedAdapter:
     Attributes:
         factors: The same; leaves of autograd after `train`.
     """
+
+    name = "new"
 
     def __init__(
         self,
@@ -99,6 +102,16 @@ class LearnedAdapter:
         """Return A and B of a module whose product is the update."""
         a, b = self.factors[module]
         return a, SCALING * b
+
+    @property
+    def shapes(self) -> dict[str, FactorShape]:  # type: ignore[override]
+        """See `PoolRow`."""
+        return {m: (a.shape[1], len(b), len(a)) for m, (a, b) in self.factors.items()}
+
+    def load_factors(self, module: str) -> FactorPair:
+        """See `PoolRow.load_factors`."""
+        a, b = self.update(module)
+        return a.double(), b.double()
 
     # Training
 

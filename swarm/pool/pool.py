@@ -34,7 +34,7 @@ from swarm.pool.adapter import (
 from swarm.pool.discovery import (
     NamedModel,
     check_compatible,
-    combined_config,
+    combined_adapter,
     find_equal_experts,
     find_experts,
     find_pool,
@@ -184,7 +184,6 @@ class Pool(ExpertPool):
         folder: Path | Text,
         experts: Sequence[str] | None = None,
         space: Literal["factor", "delta"] = "factor",
-        export_rank: Positive | None = None,
         groups: GroupKind = "global",
         base_row: bool = False,
         elites: Text | None = None,
@@ -199,11 +198,6 @@ class Pool(ExpertPool):
         new_adapter: Positive | Literal["auto"] | None = "auto",
         most: Positive | None = 30,
     ) -> None:
-        if export_rank is not None and space != "delta":
-            raise UserError(
-                f"pool.export_rank={export_rank} needs pool.space=delta; with pool.space={space} a "
-                "combination has the rank of its experts, so use null"
-            )
         if isinstance(new_adapter, int) and space != "delta":
             raise UserError(f"""pool.new_adapter={new_adapter} needs pool.space=delta, in which it
                 is one more term of the sum; use null with pool.space={space}""")
@@ -216,7 +210,7 @@ class Pool(ExpertPool):
         self.folder = find_pool(folder)
         self._places = str(self.folder if self.folder == find_path(folder) else folder)
         self.experts = None if experts is None else list(experts)
-        self.space, self.export_rank, self.division = space, export_rank, groups
+        self.space, self.division = space, groups
         self.new_adapter = self._given_adapter = new_adapter
         self._base_check, self._elites, self._elite_count = base, elites, elite_count
         self._extra = ExtraRows(base_row, list(recipes), density, sparse_rows)
@@ -240,7 +234,6 @@ class Pool(ExpertPool):
             "folder": self._places,
             "experts": self.experts,
             "space": self.space,
-            "export_rank": self.export_rank,
             "groups": self.division,
             **vars(self._extra),
             "elites": self._elites,
@@ -408,9 +401,7 @@ class Pool(ExpertPool):
             from swarm.pool.learned import LearnedAdapter
 
             adapter = LearnedAdapter.load(file)
-            for module in adapter.factors:
-                a, b = adapter.update(module)
-                learned[module] = a.double(), b.double()
+            learned = {module: adapter.load_factors(module) for module in adapter.factors}
         for module, group in self._group_of.items():
             start = group * len(self._rows)
             pair = self._combine_group(module, vector[start : start + len(self._rows)])
@@ -419,6 +410,20 @@ class Pool(ExpertPool):
                 pair = lora_math.concatenate_factors(terms, *self.modules[module][:2])
             yield module, pair
         yield from learned.items()
+
+    def mixture(self, part: Sequence[float]) -> list[tuple[float, PoolRow]]:
+        """Return the rows with their coefficients [K], of one route; the learned adapter is last.
+
+        Rows that change nothing are left out.
+        """
+        found = [
+            (c, row) for c, row in zip(part, self._rows, strict=True) if c != 0.0 and row.shapes
+        ]
+        if file := self.learned.get(tuple(part)):
+            from swarm.pool.learned import LearnedAdapter
+
+            found.append((1.0, LearnedAdapter.load(file)))
+        return found
 
     def update_norms(self) -> list[float]:
         """Return the Frobenius norm of each row's update over all modules; reads all weights."""
@@ -473,9 +478,8 @@ class Pool(ExpertPool):
         beside the router (`swarm.pool.adapter.read_routed_adapter`).
 
         The weights are float32, with the scaling in B: alpha equals the rank. swarm.json contains
-        the composition, `extra`, and in the delta space the distance of the file from the position
-        (`swarm.merging.lora_math.compress_modules`). An adapter that was saved there before is
-        replaced. Raises UserError if the folder cannot be written or contains anything else.
+        the composition and `extra`. An adapter that was saved there before is replaced. Raises
+        UserError if the folder cannot be written or contains anything else.
         """
         folder, vector = Path(folder), self._to_vector(coefficients)
         if any(folder.resolve() == one.folder.resolve() for one in self._files):
@@ -489,31 +493,16 @@ class Pool(ExpertPool):
         owners = [parts.index(part) for part in parts]
         if any(tuple(part) in self.learned for part in parts):
             note["learned"] = True  # beside the coefficients
-        adapters, errors = [], []
+        adapters = []
         for owner in sorted(set(owners)):
             mixed = self._combine_modules(parts[owner])
-            if self.space == "delta":
-                pairs, error = lora_math.compress_modules(mixed, self.export_rank)
-                errors.append(error)
-            else:
-                pairs = {name: (a.float(), b.float()) for name, (a, b) in mixed}
-            rank = max(1, *(len(down) for down, _ in pairs.values()))
+            pairs = {name: (a.float(), b.float()) for name, (a, b) in mixed}
             # One rank for all modules, but where a learned adapter alone changes most of them.
             more = len(pairs) > len(self.modules)
             if not more:
+                rank = max(1, *(len(down) for down, _ in pairs.values()))
                 pairs = {name: lora_math.pad_rank(pair, rank) for name, pair in pairs.items()}
-            weights = {
-                f"base_model.model.{module}.lora_{side}.weight": weight
-                for module, pair in pairs.items()
-                for side, weight in zip("AB", pair, strict=True)
-            }
-            config = combined_config(self._files, list(pairs), rank, self._base_name, not more)
-            if more:
-                ranks = {name: len(down) for name, (down, _) in pairs.items() if len(down) < rank}
-                config |= {"rank_pattern": ranks, "alpha_pattern": ranks}
-            adapters.append((config, weights))
-        if errors:
-            note["reconstruction_error"] = max(errors, key=lambda error: error["overall"])
+            adapters.append(combined_adapter(self._files, pairs, self._base_name, not more))
         router = self.router.merge(owners) if self.router and len(adapters) > 1 else None
         write_adapters(folder, adapters, note, router)
 

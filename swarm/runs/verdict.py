@@ -192,7 +192,6 @@ class Verdict:
         no_gradient: The best found on dev items that no gradient used.
         front_size, hypervolume: Points of the Pareto front; its volume at the start and the end.
         front: The points that were tested.
-        reconstruction_error: Of a saved adapter whose rank is truncated, relative to its norm.
         costs: As `swarm.runs.folder.RunState.count_prompts`.
         kinds: What was decided about kinds of prompts; empty if nothing was.
         scoring_costs: Costs of scoring by measure, of texts seen "first" and "again".
@@ -216,7 +215,6 @@ class Verdict:
     front_size: int = 0
     hypervolume: tuple[float, float] = (0.0, 0.0)
     front: list[FrontPoint] = field(default_factory=list)
-    reconstruction_error: float = 0.0
     costs: dict[str, int] = field(default_factory=dict)
     kinds: str = ""
     scoring_costs: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -666,12 +664,6 @@ def list_caveats(
             describe_difference(kept.gain, "held-out dev items", verdict.in_points),
         ]
     lines += [_describe_constraint(part, one) for part, one in verdict.constraints.items()]
-    if verdict.reconstruction_error:
-        lines.append(
-            "The saved adapter is truncated to pool.export_rank, with an error of "
-            f"{verdict.reconstruction_error:.2g} of the update's norm: all numbers are of the "
-            "position before that; python -m swarm.evaluate measures the adapter."
-        )
     if noise := verdict.noise_floor:
         lines.append(
             f"Noise floor: evaluated again in other batches, {noise.changed_answers} of {noise.n} "

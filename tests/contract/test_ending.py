@@ -18,7 +18,6 @@ from swarm.errors import UserError
 from swarm.loop.evaluator import split_dev_holdout
 from swarm.loop.score_cache import ScoreCache
 from swarm.merging.positions import describe_position, position_label
-from swarm.report.page import write_report
 from swarm.runs.folder import read_state
 from swarm.runs.verdict import describe_difference, read_verdict
 from swarm.stats.significance import PairedTest, interval_over_seeds, smallest_gain
@@ -131,17 +130,6 @@ def test_what_another_search_asked_is_not_asked_again(search: Search, tmp_path: 
     start = search("other", seed=7, **shared)[1]["rounds"][0]
     assert start["prompts_scored"] == 12 * 6, "charged for all particles"
     assert start["prompts_shared"] >= 12 * 4, "the experts are known"
-
-
-def test_a_cut_adapter_is_said_to_be_cut(search: Search) -> None:
-    keys = {"pool__space": "delta", "pool__export_rank": 1, "optimizer__particles": 8}
-    folder, state, output = search(budget=12 * 5, **keys)
-    note = json.loads((folder / "global_best" / "swarm.json").read_text())
-    found = read_verdict(state).reconstruction_error  # type: ignore[union-attr]
-    if len([c for c in note["coefficients"] if c]) > 1:
-        assert found == note["reconstruction_error"]["overall"] > 1e-6
-    assert ("truncated to pool.export_rank" in output) == bool(found)
-    assert write_report(folder).is_file(), "three particles of the first round were never asked"
 
 
 SCORES = [Score(n / 100, f"A{n}", f"{n} text " * 9, "part", {"x": float(n)}) for n in range(100)]

@@ -2,24 +2,28 @@
 
 import contextlib
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import commands
 import finetune_runs
+import gguf
 import pytest
 import searches
 import tiny
 import torch
 import yaml
+from huggingface_hub import ModelCard
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
 from swarm.errors import UserError
-from swarm.export import export
+from swarm.export import export, gguf_writer
 from swarm.export.export import Export
 from swarm.merging.positions import describe_position
+from swarm.pool.adapter import read_adapter
 from swarm.runs.folder import read_state
 from swarm.runs.verdict import format_measured, read_verdict, state_verdict
 
@@ -44,6 +48,16 @@ def written(source: Path, to: Path, *kind: str, **keys: Any) -> str:
     """The card of an export."""
     Export(str(source), str(to), *kind, **keys).write()
     return (to / "README.md").read_text()
+
+
+def loaded(export: Path) -> Any:
+    """The model that the card's lines load beside the export's folder."""
+    code = (export / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    assert sum(" = " in line for line in code.splitlines()) <= 2 and "swarm" not in code
+    space: dict[str, Any] = {}
+    with contextlib.chdir(export.parent):
+        exec(code, space)
+    return space["model"]
 
 
 def front(card: str) -> dict[str, Any]:
@@ -72,12 +86,8 @@ def test_the_best_of_a_search_as_an_adapter_with_its_card(
         f"vllm serve {tiny_llama} --enable-lora --max-lora-rank 8 --lora-modules mine={mine}"
     )
     card = (mine / "README.md").read_text()
-    code = card.partition("```python\n")[2].partition("```")[0]
-    space: dict[str, Any] = {}
-    with contextlib.chdir(tmp_path):
-        exec(code, space)
     saved = PeftModel.from_pretrained(tiny.load(tiny_llama), best)
-    assert torch.equal(tiny.logits(space["model"]), tiny.logits(saved))
+    assert torch.equal(tiny.logits(loaded(mine)), tiny.logits(saved))
     state = read_state(found)
     verdict = read_verdict(state)
     assert describe_position(note["experts"], note["coefficients"]) in card
@@ -94,8 +104,12 @@ def test_the_best_of_a_search_as_an_adapter_with_its_card(
         assert format_measured(one.dev) in card and format_measured(one.test) in card
     assert str(state_verdict(verdict, found)) in card
     # A local folder is no model of the hub.
-    assert front(card).keys() == {"library_name", "pipeline_tag", "tags"}
-    assert front(card)["library_name"] == "peft" and "licences of the base model" in card
+    assert front(card).keys() == {"library_name", "pipeline_tag", "tags", "model-index"}
+    assert front(card)["library_name"] == "peft" and "licences of the base model and" in card
+    (result,) = ModelCard(card).data.eval_results
+    tested = verdict.found.test
+    assert (result.dataset_name, result.metric_value) == ("mmlu", round(tested.utility, 4))
+    assert f"{tested.n} items" in result.metric_name
     # Its own folder is written anew, and no other.
     Export(str(found), str(mine)).write()
     for other in (tiny_pool / "amber", found, best):
@@ -137,7 +151,6 @@ def test_the_card_tells_groups_the_space_and_how_far_an_adapter_is_off(
         "space": "delta",
         "coefficients": [0.75, 0.25, 0.0, -1.5],
         "validation_utility": 0.5,
-        "reconstruction_error": {"overall": 0.0312, "worst": 0.25},
     }
     (tmp_path / "best" / "swarm.json").write_text(json.dumps(note))
     card = written(tmp_path / "best", tmp_path / "mine")
@@ -145,7 +158,6 @@ def test_the_card_tells_groups_the_space_and_how_far_an_adapter_is_off(
         "attention: 0.75 amber + 0.25 birch; mlp: - 1.50 birch.",
         "| birch  |    0.2500 | -1.5000 |",
         "(the delta space)",
-        "by 0.031 of its norm",
         "Utility 0.5000 on dev",
     ):
         assert words in card, words
@@ -194,7 +206,10 @@ def test_bfloat16_is_the_rounded_float32_sum_in_shards_and_the_base_is_loaded_on
         lambda *a, **k: opened.append(a) or original(*a, **k),
     )
     exact, rounded = tmp_path / "exact", tmp_path / "rounded"
-    full = written(found, exact, "merged", dtype="float32")
+    base = shutil.copytree(tiny_llama, tmp_path / "base")
+    (base / "README.md").write_text("---\nlicense: apache-2.0\ntags: [x]\n---\n")
+    full = written(found, exact, "merged", dtype="float32", base=str(base))
+    assert front(full)["license"] == "apache-2.0" and "base model (apache-2.0) and" in full
     card = written(found, rounded, "merged")
     assert len(opened) == 2
     sums, halves = (
@@ -263,19 +278,90 @@ def test_what_cannot_be_done_is_one_line_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("error", "cut"), [(1e-8, False), (0.03, True)])
-def test_numbers_of_an_adapter_that_was_rounded_afterwards_are_not_its_own(
-    error: float, cut: bool, found: Path, tmp_path: Path
+def test_a_lower_rank_is_the_nearest_there_is_and_says_what_it_loses(
+    found: Path, mixed_pool: Path, tiny_llama: Path, tmp_path: Path
 ) -> None:
-    run = shutil.copytree(found, tmp_path / "run")
-    for place, particle in (("global_best", None), ("particle_3/personal_best", 3)):
-        told = note_of(run / place) | {"reconstruction_error": {"overall": error, "worst": error}}
-        (run / place / "swarm.json").write_text(json.dumps(told))
-        searches.reseal(run)
-        card = written(run, tmp_path / "mine", particle=particle)
-        assert ("rounded to rank 4, was not measured" in card) is cut
-        assert ("| before rounding to rank 4 " in card) is (cut and particle is None)
-        assert ("| this one" in card) is (not cut and particle is None)
+    told = Export(str(found), str(tmp_path / "low"), rank=1).write()
+    note, card = note_of(tmp_path / "low")["cut"], (tmp_path / "low" / "README.md").read_text()
+    assert told[1].startswith("cut to rank 1 by SVD, an error of 0.") and told[2] == note["dev"]
+    assert re.match(r"0\.\d+ on dev, 0\.\d+ before; ", note["dev"]) and note["dev"] in card
+    assert "| before the cut " in card and "rank=1" in card and "model-index" not in card
+    assert "cut to rank 1" in written(found, tmp_path / "gguf", "gguf_lora", rank=1)
+    for rank, name in ((2, "amber"), (5, "cedar"), (5, "dune")):
+        source = mixed_pool / name
+        Export(str(source), str(tmp_path / name), rank=rank).write()
+        exact, cut = read_adapter(source), read_adapter(tmp_path / name)
+        error = note_of(tmp_path / name)["cut"]["error"]
+        distances = {}
+        for module, (*_, own) in exact.shapes.items():
+            assert cut.shapes[module][2] == min(rank, own)
+            one, two = (b @ a for a, b in (e.load_factors(module) for e in (exact, cut)))
+            values = torch.linalg.svdvals(one)
+            distances[module] = float((one - two).norm() / one.norm())
+            nearest = float(values[rank:].norm() / values.norm())
+            assert distances[module] == pytest.approx(nearest, rel=1e-5, abs=1e-6)
+        assert error["worst"] == pytest.approx(max(distances.values()), rel=1e-4)
+        PeftModel.from_pretrained(tiny.load(tiny_llama), tmp_path / name)
+    assert note_of(tmp_path / name)["cut"]["dev"].startswith("not measured on dev: dune has no")
+    for keys, error in (({"rank": 4}, "has rank 4; give less"), ({"rank": 0}, "rank=0")):
+        with pytest.raises(UserError, match=error):
+            Export(str(found), str(tmp_path / "x"), **keys).write()
+
+
+@pytest.mark.parametrize("space", ["delta", "factor"])
+def test_parts_are_mixed_by_a_request_into_the_result(
+    space: str, tiny_llama: Path, mixed_pool: Path, tmp_path: Path
+) -> None:
+    """As llama.cpp (W + sum scale B A) and LoRAX (W + sum w B sum w A) compute it."""
+    keys: dict[str, Any] = {"pool__space": space, "optimizer__max_iterations": 2}
+    if space == "delta":
+        keys |= {"optimizer": "gradient", "pool__new_adapter": 2}
+    run, to = tmp_path / "search" / "one", tmp_path / "parts"
+    words = searches.arguments(tmp_path, tiny_llama, mixed_pool, "one", **keys)
+    done = commands.run("swarm.search", *words)
+    assert done.code == 0, done.err
+    note = note_of(run / "global_best")
+    told = Export(str(run), str(to), "parts").write()
+    request = json.loads((to / "request.json").read_text())
+    assert "`request.json`" in (to / "README.md").read_text()
+    exact = read_adapter(run / "global_best")
+    wanted = {m: b @ a for m, (a, b) in ((m, exact.load_factors(m)) for m in exact.shapes)}
+    config = json.loads((tiny_llama / "config.json").read_text())
+    if space == "delta":
+        files = told[-1].rpartition(" ")[2].split(",")
+        total: dict[str, Any] = {}
+        for entry in request["lora"]:
+            tensors = gguf.GGUFReader(files[entry["id"]]).tensors
+            factors = {one.name: torch.tensor(one.data).double() for one in tensors}
+            for name in (n for n in factors if n.endswith("lora_a")):
+                update = entry["scale"] * factors[name[:-1] + "b"] @ factors[name]
+                total[name] = total.get(name, 0) + update
+        assert len(total) == len(wanted)
+        assert Path(files[-1]).name == "new.gguf" and request["lora"][-1]["scale"] == 1.0
+        Export(str(run), str(tmp_path / "whole")).write()
+        Export(str(run), str(tmp_path / "full"), "merged", dtype="float32").write()
+        one, two = (tiny.logits(loaded(tmp_path / name)) for name in ("whole", "full"))
+        assert torch.allclose(one, two, atol=1e-4)
+        for module, update in wanted.items():
+            names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
+            heads = gguf_writer._count_heads(module, config)
+            mine = gguf_writer.interleave_rope_rows(update, heads) if heads else update
+            found = total[f"{names.get_name(module)}.weight.lora_a"]
+            assert torch.allclose(found, mine, atol=1e-5), module
+        return
+    mixed = request["parameters"]["merged_adapters"]
+    assert mixed["merge_strategy"] == "linear"
+    parts = [read_adapter(to / name) for name in mixed["ids"]]
+    assert len({part.config["r"] for part in parts}) == 1
+    for module, update in wanted.items():
+        having = [
+            (w, p) for w, p in zip(mixed["weights"], parts, strict=True) if module in p.shapes
+        ]
+        a, b = (sum(w * p.load_factors(module)[i] for w, p in having) for i in (0, 1))
+        assert torch.allclose(b @ a if having else 0 * update, update, atol=1e-5), module
+    with pytest.raises(UserError, match="rank=2: not one adapter"):
+        Export(str(run), str(to), "parts", rank=2)
+    assert sorted(note["experts"]) == ["amber", "birch", "cedar", "dune"]
 
 
 def test_a_mistake_on_the_command_line_is_one_line(found: Path, tmp_path: Path) -> None:

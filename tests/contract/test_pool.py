@@ -215,27 +215,6 @@ def test_an_expert_beyond_float16_spoils_only_the_positions_that_use_it(space: s
             layer.merged = None
 
 
-@pytest.mark.parametrize("rank", [1, 3, 8])
-def test_a_lower_rank_is_the_nearest_there_is_and_says_how_near(
-    rank: int, mixed_pool: Path, tiny_llama: Path, tmp_path: Path
-) -> None:
-    pool = Pool(mixed_pool, space="delta", export_rank=rank).open()
-    pool.save(MIXTURE, tmp_path / "best")
-    exact = by_hand(tiny_llama, pool, MIXTURE)
-    found = {m: b @ a for m, (a, b) in peft_factors(tiny_llama, tmp_path / "best").items()}
-    assert json.loads((tmp_path / "best" / CONFIG_FILE).read_text())["r"] == rank
-    errors = json.loads((tmp_path / "best" / NOTE_FILE).read_text())["reconstruction_error"]
-    assert distance(found, exact) == pytest.approx(errors["overall"], rel=1e-5)
-    each = {m: distance({m: found[m]}, {m: exact[m]}) for m in exact}
-    assert max(each.values()) == pytest.approx(errors["worst"], rel=1e-5)
-    assert each[errors["worst_module"]] == max(each.values())
-    for module, delta in exact.items():
-        # The whole matrix is small here, so its own singular values say what can be reached.
-        values = torch.linalg.svdvals(delta)
-        nearest = float(values[rank:].norm() / values.norm())
-        assert each[module] == pytest.approx(nearest, rel=1e-5, abs=1e-6)
-
-
 def test_an_update_that_cancels_is_told_apart_from_its_rounding() -> None:
     """The error is relative to what is left, also where the experts nearly cancel each other."""
     generator = torch.Generator().manual_seed(0)
@@ -316,8 +295,6 @@ def test_a_position_is_finite_numbers_for_every_group(tiny_pool: Path) -> None:
     ("settings", "words"),
     [
         ({"folder": " "}, "pool.folder"),
-        ({"export_rank": 8}, r"pool.export_rank=8.*pool.space=delta"),
-        ({"export_rank": True, "space": "delta"}, "pool.export_rank=true: must be an integer"),
         ({"space": "tokens"}, r"pool.space=tokens: must be factor or delta"),
         ({"groups": "halves"}, r"pool\.groups=halves: .*global, attention_mlp, kind,"),
         ({"recipes": ["soup"]}, "ties, dare_linear or dare_ties"),

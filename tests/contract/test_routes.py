@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import searches
 import tiny
 import torch
+import yaml
 from peft import PeftModel
 
 from swarm.engine.base_model import BaseModel
@@ -406,27 +408,35 @@ def exports_work(folder: Path, particle: int, base: Path, home: Path) -> None:
     router, card = routed[0], (home / "all" / "README.md").read_text()
     assert "Each kind of prompt" in card and ROUTER_FILE in card
     code = card.partition("```python\n")[2].partition("```")[0]
-    assert "import swarm" not in code and "from swarm" not in code
-    engine = HFEngine("stacked")
+    space: dict[str, Any] = {}
+    with contextlib.chdir(home), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.path", [*sys.path])
+        exec(code, space)
+        sys.modules.pop("routed")
+    assert "import swarm" not in (home / "all" / "routed.py").read_text()
+    model, engine = space["model"], HFEngine("stacked")
     engine.load_base(BaseModel(str(base)), "cpu")
     engine.set_adapters({})
-
-    def routes_of(texts: list[str]) -> list[str]:
-        return [router.names[i] for i in router.assign(engine.embed_prompts(texts))]
-
-    for text in prompts(2):
-        space: dict[str, Any] = {}
-        with contextlib.chdir(home):
-            exec(code.replace('prompt = "..."', f"prompt = {text!r}"), space)
-        adapter = home / "all" / routes_of([text])[0]
-        saved = PeftModel.from_pretrained(tiny.load(Path(space["base"].name_or_path)), adapter)
-        assert torch.equal(tiny.logits(space["model"]), tiny.logits(saved))
     texts = [*prompts(9), "7 - 2 =", "Sort how far, Rome"]
-    chosen = [space["choose_adapter"](text) for text in texts]
-    assert chosen == routes_of(texts)
+    names = [router.names[i] for i in router.assign(engine.embed_prompts(texts))]
+    assert len(set(names)) > 1
+    words = engine._tokenizer(texts, return_tensors="pt", padding=True)
+    assert model.choose_adapters(**words) == names
+    limits = {"max_new_tokens": 4, "do_sample": False}
+    written = model.generate(**words, **limits)[:, -4:].tolist()
+    for name, text, ids in zip(names, texts, written, strict=True):
+        saved = PeftModel.from_pretrained(tiny.load(base), home / "all" / name)
+        alone = engine._tokenizer(text, return_tensors="pt")
+        assert saved.generate(**alone, **limits)[0, -4:].tolist() == ids
+        assert model.generate(**alone, **limits)[0, -4:].tolist() == ids
+    rules = yaml.safe_load((home / "all" / "semantic_router.yaml").read_text())
+    shown = rules["routing"]["signals"]["embeddings"]
+    assert [(one["name"], *one["candidates"]) for one in shown] == [
+        *zip(router.names, router.examples, strict=True)
+    ]
     hub = Export(str(folder), str(home / "all"), particle=particle, push_to_hub="user/name")
     code = hub.render_card().partition("```python\n")[2].partition("```")[0]
-    assert 'folder = snapshot_download("user/name")' in code and compile(code, "card", "exec")
+    assert 'append(snapshot_download("user/name"))' in code and compile(code, "card", "exec")
     name = router.names[1]
     Export(str(folder), str(home / "one"), **how, route=name).write()
     assert read_adapter(home / "one").shapes == read_adapter(routed[1][1]).shapes

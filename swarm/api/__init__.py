@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from swarm.api.composition import learn_composition as learn_composition
     from swarm.api.functions import evaluate as evaluate
     from swarm.api.functions import search as search
     from swarm.api.functions import task as task
@@ -19,6 +20,7 @@ PUBLIC_NAMES = {
     "Roster": "swarm.registry.registry",
     "UserError": "swarm.errors",
     "evaluate": "swarm.api.functions",
+    "learn_composition": "swarm.api.composition",
     "open_run": "swarm.api.result",
     "search": "swarm.api.functions",
     "task": "swarm.api.functions",

@@ -127,8 +127,6 @@ class HFEngine(Engine):
         """Load the base; it answers unchanged after `set_adapters({})`, at positions [P, 0]."""
         import torch
 
-        from swarm.engine.decode import supports_slots
-
         model, tokenizer = base.load(device)
         if model.device.type == "cuda":
             # cuBLAS may otherwise add parts of a sum in 16 bits.
@@ -139,7 +137,13 @@ class HFEngine(Engine):
 
             # An eighth: other workers may load at the same time.
             install_cpu_forward(model, available_memory_bytes() // 8 if self.fixed_weights else 0)
-        self._path = str(base.path)
+        self.use_model(model, tokenizer, str(base.path))
+
+    def use_model(self, model: Any, tokenizer: Any, path: str) -> None:
+        """Use a frozen model that is loaded, as `load_base` does; `path` names it in errors."""
+        from swarm.engine.decode import supports_slots
+
+        self._path = path
         # Both take a mask for each pair of tokens, and any positions.
         self._packs_choices = supports_slots(model)
         ends = end_token_ids(model.generation_config, tokenizer)

@@ -177,7 +177,7 @@ def read_adapter(folder: Path) -> Adapter:
     try:
         config = _read_config(folder)
         checked = parse_settings(AdapterConfig, config)
-        _refuse_variants(config)
+        refuse_variants(config)
         keys, shapes = _read_modules(folder / WEIGHTS_FILE)
         scalings = {}
         for module, (_, _, rank) in shapes.items():
@@ -227,7 +227,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _refuse_variants(config: dict[str, Any]) -> None:
+def refuse_variants(config: dict[str, Any]) -> None:
     """Reject every setting that changes, or might change, the forward pass."""
     wrong = {
         key: value

@@ -3,6 +3,7 @@
 import inspect
 import json
 import re
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import is_dataclass
@@ -13,6 +14,8 @@ from swarm._util.cli import normalize_arguments, to_user_error
 from swarm._util.files import conf_folder
 from swarm._util.secrets import plain_config
 from swarm.errors import UserError
+
+_COMPOSING = threading.Lock()  # Hydra's state is that of the process
 
 OverrideKeys = Mapping[str, Any] | Sequence[str]
 """Keys with values, {"optimizer.particles": 8}, or arguments, ["optimizer.particles=8"]."""
@@ -80,24 +83,28 @@ def compose_config(
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    # Save Hydra's global state: a calling program may itself be started by Hydra.
-    hydra = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()
     try:
-        with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-            folders = [config_dir] if config_dir else []
-            given = normalize_arguments(arguments, folders)
-            if config_dir:
-                given.append(f"hydra.searchpath=[{_format_value('', config_dir.resolve())}]")
-            found = compose(entry, overrides=given)
-            if "out" in found:  # depends on choices that only the command line has
-                found.out = None
-            config = plain_config(found)
+        with _COMPOSING:
+            # Save Hydra's global state: a calling program may itself be started by Hydra.
+            hydra = GlobalHydra.instance().hydra
+            GlobalHydra.instance().clear()
+            try:
+                with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+                    folders = [config_dir] if config_dir else []
+                    given = normalize_arguments(arguments, folders)
+                    if config_dir:
+                        given.append(
+                            f"hydra.searchpath=[{_format_value('', config_dir.resolve())}]"
+                        )
+                    found = compose(entry, overrides=given)
+                    if "out" in found:  # depends on choices that only the command line has
+                        found.out = None
+                    config = plain_config(found)
+            finally:
+                GlobalHydra.instance().hydra = hydra
         yield config
     except (HydraException, OmegaConfBaseException) as error:
         raise to_user_error(error) from None
-    finally:
-        GlobalHydra.instance().hydra = hydra
 
 
 def instantiate_part(part: Any) -> Any:

@@ -206,6 +206,7 @@ class JobResult:
         gradient: Of ENTROPY, which has no scores.
         descended: Of DESCENT, which has none either.
         states: Of EMBED_SPLITS; see `swarm.engine.base.Engine.embed_prompts`.
+        names: Of the positions; see `Job`.
     """
 
     number: int
@@ -215,6 +216,7 @@ class JobResult:
     gradient: Gradient | None = None
     descended: Descended | None = None
     states: Mapping[int, np.ndarray] | None = None
+    names: tuple[str, ...] = ()
 
 
 def resolve_split(task: Task, split: str) -> tuple[Task, Sequence[Item]]:
@@ -318,7 +320,7 @@ class Worker:
             plays = [task.run([every[i] for i in mine]) for mine in job.items_by_position()]
             heat = job.seed if job.split == SAMPLE else None
             scores = run_plays(plays, self.engine, positions, meter, heat)
-            return JobResult(job.number, scores, meter.calls, meter.tokens)
+            return JobResult(job.number, scores, meter.calls, meter.tokens, names=job.names)
         except NotFinite as error:
             names = dict(enumerate(job.names))
             raise UserError(f"{names.get(error.position) or 'a position'}: {error}") from None

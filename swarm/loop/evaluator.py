@@ -326,8 +326,13 @@ MAX_COEFFICIENT = 1e6
 """Largest absolute coefficient; no model gives useful answers beyond it."""
 
 
-def name_positions(positions: np.ndarray, iteration: int) -> dict[PositionTuple, str]:
+def name_positions(
+    positions: np.ndarray, iteration: int, experts: Sequence[str] = ()
+) -> dict[PositionTuple, str]:
     """Return the name of each of the positions [N, G * K] for messages.
+
+    Args:
+        experts: Names of the experts, which are the first positions of iteration 0.
 
     Raises:
         UserError: A coefficient is not finite or exceeds `MAX_COEFFICIENT`.
@@ -335,6 +340,8 @@ def name_positions(positions: np.ndarray, iteration: int) -> dict[PositionTuple,
     found: dict[PositionTuple, str] = {}
     for i, row in enumerate(positions):
         name, worst = f"particle {i} of iteration {iteration}", np.abs(row).max(initial=0.0)
+        if not iteration and i < len(experts):
+            name = experts[i]
         if not worst <= MAX_COEFFICIENT:  # nor if it is NaN
             raise UserError(
                 f"{name}: a coefficient of {worst:.3g} exceeds the limit of "

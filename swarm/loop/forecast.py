@@ -77,11 +77,11 @@ def describe_plan(run: Run, config: Mapping[str, Any]) -> str:
             f"{selection.measure_name}: {format_amount(to_choose)} prompts beside the budget, "
             f"{len(selection.items)} of {items} dev items for each"
         )
+    thrice = " (a gradient counts as three)" * bool(descent)
     head = (
-        f"dry run: at most {format_amount(spent)} prompts on dev"
-        f"{' (a gradient counts as three)' * bool(descent)}, {format_amount(final)} items after "
-        f"the search; {_describe_time(run, config, spent + final + to_choose)}. Nothing is started "
-        "or written."
+        f"dry run: the search takes at most {format_amount(spent)} prompts on dev{thrice}, the "
+        f"test after it {format_amount(final)} items; "
+        f"{_describe_time(run, config, spent + to_choose, final)}. Nothing is started or written."
     )
     return "\n".join([head, *(f"{name:9} {words}" for name, words in lines.items() if words)])
 
@@ -155,16 +155,18 @@ def _describe_memory(run: Run, config: Mapping[str, Any], folder: Path | None) -
     )
 
 
-def _describe_time(run: Run, config: Mapping[str, Any], prompts: int) -> str:
-    """Return the time of this many prompts by an earlier run's speed, and the time limit."""
+def _describe_time(run: Run, config: Mapping[str, Any], prompts: int, final: int) -> str:
+    """Return the time of search and test by an earlier run's speed, or the time limit."""
     limit = run.limit.seconds
     ends = f"it ends after about {format_duration(limit)} (minutes=)" if limit else ""
     if not (found := measured_speed(run, config)):
         return ends or "the first job will show how long it takes"
-    seconds = prompts / found[0]
-    if limit and seconds > limit:
+    if limit and (prompts + final) / found[0] > limit:
         return ends
-    return f"at most about {format_duration(seconds)}, at the speed of {found[1]}"
+    search, test = (format_duration(count / found[0]) for count in (prompts, final))
+    return (
+        f"at most about {search} for the search and {test} for the test, at the speed of {found[1]}"
+    )
 
 
 def measured_speed(run: Run, config: Mapping[str, Any]) -> tuple[float, str] | None:

@@ -269,7 +269,7 @@ class Run:
         positions = self.optimizer.ask()  # [N, G * K]
         if number and self.descents:
             facts |= self.descents.assign(self.optimizer.origins(before), positions)
-        self._evaluator.names = name_positions(positions, number)
+        self._evaluator.names = name_positions(positions, number, self.pool.names)
         experts, groups = 0 if number else len(self.pool.names), len(self.pool.groups)
         wanted = rows_to_evaluate(positions, self.optimizer.evaluate, experts, groups)
         cost = prompt_cost(facts)
@@ -705,7 +705,7 @@ class Run:
         if self.budget.prompts is not None:
             affordable = (self.budget.prompts - len(self.task.items("dev"))) // items
             positions = positions[: max(count, affordable)]
-        self._evaluator.names = name_positions(positions, 0)
+        self._evaluator.names = name_positions(positions, 0, self.pool.names)
         self._show_dev_evaluation(0, len(positions))
         scores = self._score_dev(positions.tolist(), range(items))
         keys = [tuple(row[:count].tolist()) for row in positions]

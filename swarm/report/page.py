@@ -6,6 +6,7 @@ from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from swarm._util.files import write_atomic
 from swarm._util.terminal import format_count, format_number, pluralize
@@ -35,6 +36,9 @@ SECTIONS = (
     ("setup", "Configuration", sections.configuration_blocks),
 )
 """Key, title and blocks of each folded section; one without blocks is left out."""
+
+ICON = Path(__file__).with_name("icon.svg")
+"""The picture of the project, of reports and of the web page."""
 
 VERDICT_SIGNS = {"better": "▲", "worse": "▼", "unclear": "◆", "open": "○"}
 
@@ -134,6 +138,7 @@ def load_template(name: str, folder: Path = Path(__file__).parent) -> Any:
         "number_columns": _number_columns,
         "suffix": _value_suffix,
         "style": Markup(style),
+        "icon": f"data:image/svg+xml,{quote(ICON.read_text(encoding='utf-8'))}",
     }
     return environment.get_template(name)
 

@@ -34,7 +34,8 @@ class RunLock:
         folder: The run folder; created if missing.
         status: Returns the current `activity` (description), `iteration`, `max_iterations`, `done`
             and `total` (items of the current evaluation), `share` (of the search, done),
-            `prompts_per_second`, `seconds_left`, `best`. Called in another thread.
+            `prompts_per_second`, `seconds_left`, `best`, `answers` (the latest ones of the first
+            iteration: `model`, `text`, `value`). Called in another thread.
 
     Raises:
         UserError: Another process holds the lock, or the folder is not writable.

@@ -12,7 +12,9 @@ from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse, RedirectResponse
 
 from swarm._util.threads import start_thread
+from swarm.report.page import ICON
 from swarm.serve.api_errors import LOCAL_HOST_PATTERN
+from swarm.ui.launcher import check_search
 from swarm.ui.state import AppState
 
 SECURITY_HEADERS = {
@@ -141,7 +143,12 @@ def build_application(home: AppState, token: str | None = None) -> HostGuard:
     # A search may slow server and browser down; a late answer must not count as a lost connection.
     # With 10 seconds a browser that stalled for 25 lost its conversation; with 30 it keeps it.
     ui.run_with(
-        app, title="model-swarms", dark=None, show_welcome_message=False, reconnect_timeout=30.0
+        app,
+        title="model-swarms",
+        favicon=ICON,
+        dark=None,
+        show_welcome_message=False,
+        reconnect_timeout=30.0,
     )
     return HostGuard(app, token)
 
@@ -175,6 +182,8 @@ def serve_pages(home: AppState, host: str, port: int, browser: bool, guarded: bo
         print(f"serving the page at {url} (Ctrl-C stops it)", flush=True)
         if token is None:
             print("--no-token: every user of this machine can start searches on it", flush=True)
+        # Imports what the form's cost needs.
+        start_thread(check_search, ["experiment=quickstart", "name=first"], name="swarm-cost")
         if browser:
             start_thread(webbrowser.open, url, name="swarm-browser")
         uvicorn.Server(config).run([bound])

@@ -22,6 +22,8 @@ OUTPUT_FOLDER = ".page"
 
 SEARCH = ("-m", "swarm.search")
 
+_CHECKING = threading.Lock()  # of the package's log, which a check replaces for its duration
+
 
 def output_path(run: Path) -> Path:
     """Return the file that receives the output of a search started from the application."""
@@ -163,26 +165,29 @@ def format_command(arguments: Sequence[str]) -> str:
     return shlex.join(["python", *SEARCH, *arguments])
 
 
-def check_search(arguments: Sequence[str], directory: Path) -> tuple[bool, str]:
-    """Check a search by a dry run of the command line; nothing is started or written.
+def check_search(arguments: Sequence[str]) -> tuple[bool, str]:
+    """Check a search by a dry run in this process; nothing is started or written.
 
     Returns:
-        Whether the search can start, and the plan with its cost, or a one-line error.
+        Whether the search can start; and the cost, what was understood of the task's file, and the
+            plan, each on lines of its own, or a one-line error.
     """
-    done = subprocess.run(
-        [sys.executable, *SEARCH, *arguments, "dry_run=true"],
-        cwd=directory,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=False,
-        encoding="utf-8",
-        errors="replace",
-    )
-    stdout, stderr = (escape_control_chars(one).strip() for one in (done.stdout, done.stderr))
-    if done.returncode == 0:
-        return True, stdout
-    last = (stderr or stdout or f"exit code {done.returncode}").split("\n")[-1]
-    return False, last.removeprefix("error: ")
+    from swarm.api.functions import build_run, preserve_logging
+    from swarm.api.overrides import compose_config
+    from swarm.loop.forecast import describe_plan
+
+    flag = "--config-dir="
+    words = [one for one in arguments if not one.startswith(flag)]
+    config_dir = next((Path(one[len(flag) :]) for one in arguments if one.startswith(flag)), None)
+    try:
+        with _CHECKING, preserve_logging(), compose_config("search", words, config_dir) as config:
+            run = build_run(config, {})
+            cost, _, plan = describe_plan(run, config).partition("\n")
+    except UserError as error:
+        return False, str(error)
+    cost = cost.removeprefix("dry run: ").removesuffix(" Nothing is started or written.")
+    lines = [f"{cost[:1].upper()}{cost[1:]}", run.task.about, plan]
+    return True, escape_control_chars("\n".join(filter(None, lines)))
 
 
 def _holds_folder(pid: int, folder: Path) -> bool:

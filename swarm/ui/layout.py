@@ -14,7 +14,8 @@ from nicegui.page import page
 from swarm._util.terminal import escape_control_chars
 from swarm._util.threads import run_in_thread
 from swarm.errors import UserError
-from swarm.report.document import TableBlock
+from swarm.report.document import COLOURS, TableBlock
+from swarm.report.page import ICON
 
 T = TypeVar("T")
 
@@ -56,7 +57,7 @@ def page_frame(title: str, here: str | None = None) -> Iterator[None]:
         here: Entry of `NAVIGATION` that the page belongs to; `title` by default.
     """
     ui.page_title(f"{title} · model-swarms")
-    ui.colors(primary="#2f6fab")
+    ui.colors(primary=COLOURS[0], positive=COLOURS[2], warning=COLOURS[1])
     ui.add_css(STYLE)
     with ui.header().classes("frame-head items-center gap-1 px-4 py-2 no-wrap"):
         skip = ui.link("Skip to the page", "#main").classes("skip")
@@ -136,6 +137,14 @@ def draw_text(words: str, classes: str = "") -> ui.label:
     return ui.label(escape_control_chars(words)).classes(classes)
 
 
+def draw_empty(words: str, action: str, target: str) -> None:
+    """Draw what an empty list shows: a picture, a sentence and a button."""
+    with ui.column().classes("w-full items-center gap-3 py-8"):
+        ui.html(ICON.read_text(encoding="utf-8"), sanitize=False).classes("empty")
+        ui.label(words).classes("quiet text-base")
+        ui.button(action, on_click=lambda: ui.navigate.to(target)).props("unelevated")
+
+
 def draw_alert(words: str = "") -> ui.label:
     """Draw an error, which is hidden as long as it is empty."""
     alert = draw_text(words, "text-negative").props("role=alert")
@@ -152,7 +161,7 @@ def draw_facts(found: Iterable[tuple[str, str]]) -> None:
 
 
 def draw_table(found: TableBlock, align: str = "right") -> None:
-    """Draw a table of text and its caption; on a phone each row becomes a card.
+    """Draw a table of text and its caption; on a phone each row of a wide one becomes a card.
 
     Args:
         align: Alignment of all columns but the first.
@@ -165,9 +174,10 @@ def draw_table(found: TableBlock, align: str = "right") -> None:
         {"key": n, **{f"c{m}": escape_control_chars(str(cell)) for m, cell in enumerate(row)}}
         for n, row in enumerate(found.rows)
     ]
+    wide = max(sum(map(len, row)) + 4 * len(row) for row in (found.header, *found.rows)) > 48
     ui.table(columns=columns, rows=rows, row_key="key").classes("w-full").props(
-        "flat bordered dense wrap-cells hide-pagination :rows-per-page-options=[0] "
-        ":grid=Quasar.Screen.lt.sm"
+        "flat bordered dense wrap-cells hide-pagination :rows-per-page-options=[0]"
+        + " :grid=Quasar.Screen.lt.sm" * wide
     )
     if found.caption:
         ui.label(f"{found.caption}.").classes("quiet")
@@ -238,6 +248,10 @@ class JobButton:
         self._state.set_text("")
         self._activity.set_visibility(running)
         self._button.set_enabled(not running)
+
+    def set_enabled(self, enabled: bool) -> None:
+        """Set whether the job can be run."""
+        self._button.set_enabled(enabled)
 
     async def run(self) -> None:
         """Run the job, as a click on the button does."""

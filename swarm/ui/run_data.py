@@ -12,24 +12,31 @@ import numpy as np
 from swarm._util.terminal import csv_cell, format_duration, format_number
 from swarm.errors import UserError
 from swarm.merging.positions import describe_position
-from swarm.report.document import Block, TableBlock
+from swarm.report.document import Block, Chart, TableBlock
 from swarm.report.paired_comparison import PairedComparison, changed_items_blocks
 from swarm.report.sections import (
     coefficient_table,
-    front_table,
+    front_blocks,
     headline_figures,
+    main_charts,
     overview_blocks,
     start_end_blocks,
     summarize_verdict,
 )
 from swarm.runs.folder import ParticleIndex, RunFolder, load_command, state_stamp
 from swarm.runs.lock import running_info
-from swarm.runs.verdict import Statement, list_caveats, list_controls, shorten_text
-from swarm.ui import charts
-from swarm.ui.launcher import format_command, output_path, read_failure, read_tail
+from swarm.runs.verdict import (
+    Statement,
+    format_gain,
+    list_caveats,
+    list_controls,
+    shorten_text,
+)
+from swarm.ui.charts import module_chart
+from swarm.ui.launcher import format_command, output_path, read_tail
 from swarm.ui.state import AppState, describe_progress, readable
 
-POSITION_COLUMNS = ("iteration", "particle", "utility", "items")
+POSITION_COLUMNS = ("round", "mixture", "score", "items")
 
 MAX_ANSWERS_SHOWN = 200
 """Maximum number of answers in the details of a position."""
@@ -46,9 +53,11 @@ class RunSnapshot:
     """State of a run at one moment.
 
     Attributes:
-        state: One of `STATES`.
+        state: One of `swarm.ui.state.STATES`.
         about: Task, and reason of the end.
-        progress: Progress of a running search as text, and as a share of it.
+        left: Time left of a running search, at most; empty if unknown.
+        progress: Its progress as text, and as a share of it.
+        answers: Its latest answers during the first iteration, as rows of model, text and value.
         measured: Whether there are results.
         stamp: File stamp that changes with the run's state.
         output: End of the log, or of the output of the search that the application started.
@@ -58,25 +67,14 @@ class RunSnapshot:
 
     state: str
     about: str
+    left: str
     progress: tuple[str, float]
+    answers: list[list[str]]
     measured: bool
     stamp: tuple[int, int] | None
     output: str
     error: str
     command: str
-
-
-STATES = {
-    "running": "primary",
-    "starting": "primary",
-    "stopping": "primary",
-    "finished": "green-9",
-    "stopped": "grey-7",
-    "failed": "negative",
-    "broken": "grey-7",
-    "no such run": "grey-7",
-}
-"""Colours of the states of a run; the first three are those of a process."""
 
 
 def take_snapshot(home: AppState, name: str) -> RunSnapshot:
@@ -86,24 +84,16 @@ def take_snapshot(home: AppState, name: str) -> RunSnapshot:
         UserError: The name is not valid for a folder.
     """
     path = home.run_path(name)
-    stamp, note, line = state_stamp(path), running_info(path), home.run_index.get_run(name)
-    error = ""
-    if not line or line.state == "failed":
-        error = read_failure(output_path(path), stamp[0] / 1e9 if stamp else 0.0)
-    if home.launcher.is_stopping(path):
-        state = "stopping"
-    elif note is not None:
-        state = "running"
-    # The process of a finished search takes a moment to end.
-    elif home.launcher.is_starting(path) and not (line and line.state == "finished"):
-        state = "starting"
-    elif line:
-        state = line.state
-    else:
-        state = "failed" if error else "broken" if stamp else "no such run"
+    stamp, line = state_stamp(path), home.run_index.get_run(name)
+    state, details = (line.state, line.details) if line else home.run_index.find_state(path)
     facts = [f"task {line.task}"] if line else []
     if line and state in ("finished", "stopped"):
-        facts.append(line.details)
+        facts.append(details)
+    error = details if state == "failed" else ""
+    note = (running_info(path) if state == "running" else None) or {}
+    seconds, speed = note.get("seconds_left"), note.get("prompts_per_second")
+    progress = [describe_progress(note) if note else f"the process is {state}"]
+    progress += [f"{speed:.3g} prompts/s"] if speed is not None else []
     # Metrics that are objects fill most of the log.
     log = METRICS_LINE.sub("", read_tail(path / "log.txt", 200_000)).splitlines()[-LOG_LINES:]
     output = read_tail(output_path(path), 6_000) if error or not log else "\n".join(log)
@@ -111,25 +101,17 @@ def take_snapshot(home: AppState, name: str) -> RunSnapshot:
     return RunSnapshot(
         state=state,
         about=", ".join(facts),
-        progress=format_progress(note or {"activity": f"the process is {state}"}),
-        measured=bool(line and line.best is not None),
+        left="" if seconds is None else format_duration(round(seconds)),
+        progress=(", ".join(progress), note.get("share") or 0.0),
+        answers=[
+            [str(one[key]) for key in ("model", "text", "value")] for one in note.get("answers", ())
+        ],
+        measured=bool(line and line.score is not None),
         stamp=stamp,
         output=output,
         error=error,
         command=format_command(command["arguments"]) if command else "",
     )
-
-
-def format_progress(note: dict[str, Any]) -> tuple[str, float]:
-    """Return the progress of a running search as text and as a share of it."""
-    parts = [describe_progress(note)]
-    if (speed := note.get("prompts_per_second")) is not None:
-        parts.append(f"{speed:.3g} prompts/s")
-    if (seconds := note.get("seconds_left")) is not None:
-        parts.append(f"at most {format_duration(round(seconds))} left")
-    if (best := note.get("best")) is not None:
-        parts.append(f"best {format_number(best)}")
-    return ", ".join(parts), note.get("share") or 0.0
 
 
 class PositionTable(NamedTuple):
@@ -149,20 +131,21 @@ class RunSeries(NamedTuple):
     """Results of a run so far; they change only with its state.
 
     Attributes:
+        number: The one number: the gain on test, before the end the best on dev; and what it is.
         verdict: The verdict; before the end, how far the search is.
-        notes: The best found in words, and caveats.
+        figures: Short facts, as (label, value).
         overview: What each expert has on each kind of items.
-        tables: All models, domains, parts, and points of the front.
-        charts: ECharts options by the name of the chart; a chart that does not apply is missing.
+        chart: ECharts options of the best so far.
+        details: All else: models, domains, parts, caveats, charts; a dict is options of a heat map.
         baselines: Models that the best found can be compared with, the first by default.
     """
 
+    number: tuple[str, str]
     verdict: Statement
-    notes: list[str]
     figures: list[tuple[str, str]]
     overview: list[Block]
-    tables: list[TableBlock]
-    charts: dict[str, dict[str, Any]]
+    chart: Chart
+    details: list[Block | dict[str, Any]]
     baselines: list[str]
     positions: PositionTable
 
@@ -176,35 +159,32 @@ def load_run_series(path: Path) -> RunSeries:
     """
     run = RunFolder(path)
     models = PairedComparison(run)
-    verdict, best = summarize_verdict(models), models.end
+    verdict, found, best = summarize_verdict(models), run.verdict, models.end
     if not run.finished:
         # A report cannot know whether the search is still running; the page shows that separately.
         verdict = verdict._replace(headline="Not over yet")
-    blocks = start_end_blocks(models)
-    sentences = [one for one in blocks if isinstance(one, str)]
-    tables = [one for one in blocks if isinstance(one, TableBlock)]
-    if front := run.front if run.front and len(run.front.names) > 1 else None:
-        tables.append(front_table(run, front))
-    drawn = {
-        "particles": charts.particle_chart(run),
-        "coefficients": charts.coefficient_chart(run),
-        "domains": charts.domain_chart(run),
-        "modules": charts.module_chart(run, best) if len(run.groups) > 1 else {},
-        "front": charts.front_chart(run, front) if front else {},
-    }
-
-    caveats = (
-        list_caveats(run.verdict) + list_controls(run.verdict, run.path) if run.verdict else []
-    )
+    number = format_number(float(run.utilities[best])), "best on dev so far"
+    if found:
+        number = format_number(found.dev.utility), "on dev, not tested"
+        if (one := found.strongest) and one.gain:
+            gain, _, interval = format_gain(found, one).partition(" [")
+            number = gain, f"more than the {one.label} [{interval}"
+    chart, *charts = main_charts(models)
+    details: list[Block | dict[str, Any]] = [*start_end_blocks(models), *charts]
+    if len(run.groups) > 1:
+        details.append(module_chart(run, best))
+    details += front_blocks(models)
+    if found:
+        details += list_caveats(found) + list_controls(found, run.path)
     return RunSeries(
-        verdict=verdict,
-        notes=[*sentences, *caveats],
-        figures=headline_figures(models),
-        overview=overview_blocks(models),
-        tables=tables,
-        charts={name: one for name, one in drawn.items() if one},
-        baselines=models.list_baselines(),
-        positions=tabulate_positions(run),
+        number,
+        verdict,
+        headline_figures(models),
+        overview_blocks(models),
+        chart,
+        details,
+        models.list_baselines(),
+        tabulate_positions(run),
     )
 
 
@@ -275,8 +255,8 @@ def load_position(path: Path, index: ParticleIndex) -> PositionDetails:
     ]
     label = run.position_label(index)
     return PositionDetails(
-        f"Iteration {index[0]}, particle {index[1]}: "
-        f"utility {format_number(run.utilities[index])} on {len(answers) or 'its'} dev items",
+        f"Round {index[0]}, mixture {index[1]}: "
+        f"{format_number(run.utilities[index])} on {len(answers) or 'its'} dev items",
         f"{label}: " * bool(label) + describe_position(run.experts, position, run.groups),
         coefficient_table("", run.experts, run.groups, values),
         TableBlock("", ["item", "value", "answer"], shown),

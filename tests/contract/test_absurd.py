@@ -114,14 +114,14 @@ def test_what_is_not_finite_names_its_position(
         assert error.value.position == place, error.value.quantity
 
 
-def test_a_search_ends_with_the_particle_named(
+def test_a_search_ends_with_the_adapter_named(
     tmp_path: Path, tiny_llama: Path, folder: Path
 ) -> None:
     file = folder / "cedar" / "adapter_model.safetensors"
     save_file({key: w * np.float32(1e5) for key, w in load_file(file).items()}, file)
     command = searches.arguments(tmp_path, tiny_llama, folder, model__dtype="float16")
     (line,) = commands.run("swarm.search", *command).err.strip().splitlines()
-    assert "particle 2 of iteration 0: the mixed model's" in line and "not finite" in line
+    assert "cedar: the mixed model's" in line and "not finite" in line
 
 
 @pytest.mark.parametrize("space", ["factor", "delta"])

@@ -23,7 +23,9 @@ def test_a_dry_run_counts_and_writes_nothing(command: list[str], tmp_path: Path)
     done = search(*command, "dry_run=true")
     assert searches.tree(tmp_path) == before and not (tmp_path / "search").exists()
     # (6 + 4 x 6) positions on 12 items; test: both bests and 3 voters; dev once more.
-    assert done.out.startswith("dry run: at most 360 prompts on dev, 92 items after the search; ")
+    assert done.out.startswith(
+        "dry run: the search takes at most 360 prompts on dev, the test after it 92 items; "
+    )
     assert "the first job will show how long it takes" in done.out
     lines = {line.split()[0]: line for line in done.out.splitlines()}
     assert lines["folder"].endswith(": new") and "4 experts" in lines["pool"]

@@ -34,7 +34,7 @@ def test_only_what_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.Mon
     lines = index.list_runs()
     assert {line.name for line in lines} == {"run_0", "run_1", "run_2", "sweep/trial_00"}
     with monkeypatch.context() as patch:
-        patch.setattr("swarm.ui.state._extract_facts", lambda state: pytest.fail("read again"))
+        patch.setattr("swarm.ui.state._extract_facts", lambda path: pytest.fail("read again"))
         assert index.list_runs() == lines
     kept = (first / "rounds.jsonl").stat()
     (first / "rounds.jsonl").write_bytes(b"x" * len(state))
@@ -51,17 +51,17 @@ def test_states_of_a_run(tmp_path: Path) -> None:
         (line,) = index.list_runs()
         return line.state, line.details
 
-    assert state() == ("stopped", "after iteration 4")
-    now = {"activity": "iteration 4", "iteration": 4, "max_iterations": 50, "done": 3, "total": 9}
+    assert state() == ("stopped", "after round 4")
+    now = {"activity": "round 4", "iteration": 4, "max_iterations": 50, "done": 3, "total": 9}
     hold = RunLock(run, lambda: now)
     ends = time.monotonic() + 60
-    while state() != ("running", "iteration 4 of at most 50, 3 of 9 items"):
+    while state() != ("running", "round 4 of at most 50, 3 of 9 items"):
         assert time.monotonic() < ends, state()
         time.sleep(0.05)
     note = (run / "running.json").read_text()
     hold.close()
     (run / "running.json").write_text(note)
-    assert state() == ("stopped", "killed after iteration 4")
+    assert state() == ("stopped", "killed after round 4")
     (run / "running.json").unlink()
     output_path(run).parent.mkdir()
     output_path(run).write_text("10 %\r20 %\nerror: no room\nsome line\n")
@@ -94,33 +94,24 @@ def test_only_who_holds_the_folder_is_stopped(tmp_path: Path) -> None:
             launcher.resume_search(run)
 
 
-def test_the_form_s_arguments(tmp_path: Path) -> None:
-    home = AppState(tmp_path, "mine", "some/folder", "cuda:1")
-    chosen, given = new_search.initial_form(home)
-    fields = given | {"seed": " 007 ", "budget": "", "task.file": "my data/it's.jsonl"}
-    assert new_search.build_arguments(home, "try", chosen, fields, "\na=1\n~b\n") == [
-        "task=nlgraph_mini",
-        "model=local",
-        "pool.folder=mine",
-        "model.path=some/folder",
-        "gpus=1",
+def test_the_form_s_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine" / "own").mkdir(parents=True)
+    places = "mine/own\n user/lora, other/name@main ,\n\nhf://a/b"
+    keys = {"task": "my data/it's.jsonl", "pool": places, "model": " ", "seed": " 007 "}
+    home = AppState(tmp_path, config_dir=tmp_path / "own")
+    assert new_search.build_arguments(home, "try", keys, "\na=1\n~b\n") == [
+        f"--config-dir={home.config_dir}",
+        "task=my data/it's.jsonl",
+        "pool=mine/own,hf://user/lora,hf://other/name@main,hf://a/b",
         "seed=007",
-        r"task.file='my data/it\'s.jsonl'",
         "a=1",
         "~b",
         "name=try",
     ]
-    own = tmp_path / "own" / "task" / "riddles.yaml"
-    own.parent.mkdir(parents=True)
-    own.write_text("# Riddles.\ndefaults:\n  - nlgraph_mini\n  - _self_\ndev_limit: 7\n")
-    other = AppState(tmp_path, config_dir=own.parent.parent)
-    assert new_search.group_options("task", other.config_dir)["riddles"] == "Riddles."
-    own_task = new_search.default_options() | {"task": "riddles"}
-    assert new_search.build_arguments(other, "try", own_task, {"seed": ""}, "") == [
-        f"--config-dir={other.config_dir}",
-        "task=riddles",
-        "name=try",
-    ]
+    (tmp_path / "own" / "task").mkdir(parents=True)
+    (tmp_path / "own" / "task" / "riddles.yaml").write_text("# Riddles.\n")
+    assert new_search.group_options("task", home.config_dir)["riddles"] == "Riddles."
     for name, more, error in (
         ("a b", "", "Name: 'a b' may contain letters"),
         (".a", "", "Name: '.a' may contain letters"),
@@ -130,12 +121,32 @@ def test_the_form_s_arguments(tmp_path: Path) -> None:
         ("try", "folder=/", "folder=/ is not"),
     ):
         with pytest.raises(UserError, match=re.escape(error)):
-            new_search.build_arguments(home, name, chosen, {}, more)
-    usual = new_search.default_options()
-    assert all(new_search.group_options(one)[usual[one]] for one in new_search.CONFIG_GROUPS)
+            new_search.build_arguments(home, name, {}, more)
     for name in ("", ".", "..", "../x", "a/b/c", "a/../b", "a/.page", "/etc", "a\x00", "a\\b"):
         with pytest.raises(UserError, match="is not a run name"):
             home.run_path(name)
+
+
+def test_a_dropped_file_is_understood_and_costs_are_known_at_once(
+    tmp_path: Path, tiny_llama: Path, tiny_pool: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    home = AppState(tmp_path)
+    rows = "".join(f"{n} + 1,{n + 1}\n" for n in range(40))
+    paths = {new_search.store_upload(home, "sums.csv", text.encode()) for text in (rows, rows[:9])}
+    paths.add(new_search.store_upload(home, "sums.csv", f"question,answer\n{rows}".encode()))
+    assert len(paths) == 3, "a file never replaces another one"
+    path = new_search.store_upload(home, "sums.csv", f"question,answer\n{rows}".encode())
+    keys = {"task": path, "pool": str(tiny_pool), "model": str(tiny_llama)}
+    words = new_search.build_arguments(home, "sums", keys)
+    assert check_search(words)[0]
+    began = time.monotonic()
+    valid, told = check_search(words)
+    assert valid and time.monotonic() - began < 2, told
+    cost, understood, *plan = told.splitlines()
+    assert cost.startswith("The search takes at most ") and "the test after it" in cost
+    assert "question -> answer" in understood and plan
+    assert sorted(one.name for one in tmp_path.iterdir()) == [new_search.UPLOADS_FOLDER]
 
 
 def test_mistakes_of_the_command_and_of_a_checked_search_are_one_line(
@@ -149,7 +160,7 @@ def test_mistakes_of_the_command_and_of_a_checked_search_are_one_line(
         assert run_click(ui, words, "swarm.ui") == 2
         told = capsys.readouterr().err
         assert told.startswith("error: ") and error in told and told.count("\n") == 1
-    right, told = check_search(["task=nothing", "name=bad"], tmp_path)
+    right, told = check_search(["task=nothing", "name=bad"])
     assert not right and told.startswith("task=nothing") and "\n" not in told
     assert not list(tmp_path.iterdir())
     monkeypatch.setitem(sys.modules, "nicegui", None)

@@ -117,9 +117,9 @@ def test_a_search_is_seen_from_outside_kept_alone_ended_and_started_again(long: 
     assert "stopped; the same command with name=long resumes" in err
     assert second.returncode == 1 and second.stderr.count("\n") == 1
     assert f"process {note['pid']}" in second.stderr and "name=" in second.stderr
-    assert note["max_iterations"] == 2000 and note["activity"].startswith("iteration")
+    assert note["max_iterations"] == 2000 and note["activity"].startswith("round")
     keys = "pid host started updated activity iteration max_iterations done total best"
-    keys += " prompts_per_second seconds_left share budget_share"
+    keys += " prompts_per_second seconds_left share budget_share answers"
     assert set(note) == set(keys.split())
     assert running_info(folder) is None and not (folder / STATUS_FILE).exists()
     rounds = (read_state(folder) or {})["rounds"]

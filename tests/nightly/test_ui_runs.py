@@ -31,11 +31,11 @@ def settled(page: Any, state: str) -> None:
 def test_each_page_opens(browser: Any, page_url: str) -> None:
     pages = {
         "": ", p = ",
-        "start": "python -m swarm.search",
-        "runs/made": "Best found:",
+        "start": "Reproduce the paper",
+        "runs/made": "more than the best",
         "runs/nothing": "no such run",
-        "runs/a%3Cscript%3Ealert(1)%3C": "<img src=x onerror=alert(1)>",
-        "runs/sweep%2Ftrial_00": "Best found:",
+        "runs/a%3Cscript%3Ealert(1)%3C": "a<script>alert(1)<",
+        "runs/sweep%2Ftrial_00": "more than the best",
         "runs/sweep%2Ftrial_00/report": "All models",
         "runs/broken": "is damaged or missing",
         "runs/made/report": "All models",
@@ -63,32 +63,25 @@ def test_each_page_opens(browser: Any, page_url: str) -> None:
         page.wait_for_selector("body.body--dark")
 
 
-def choose(page: Any, label: str, option: str) -> None:
-    """Choose an option of a field of the form."""
-    page.get_by_label(label, exact=True).click()
-    if label == "Task":
-        page.get_by_label(label, exact=True).fill(option)
-    page.locator(".q-menu .q-item", has_text=re.compile(f"^{option}$")).click()
-
-
 @SCREENS
-def test_the_form_shows_defaults_and_the_cost(
-    browser: Any, page_url: str, size: str, scheme: str
+def test_the_form_shows_the_cost_and_takes_a_file(
+    browser: Any, page_url: str, page_folder: Path, size: str, scheme: str
 ) -> None:
     with window(browser, page_url, size, scheme) as page:
-        page.goto(f"{page_url}start")
-        assert page.get_by_label("Seed", exact=True).input_value() == ""
-        command = page.get_by_text("python -m swarm.search").inner_text()
-        assert f"pool.folder={page.get_by_label('Pool folder').input_value()}" in command
-        choose(page, "Task", "mmlu")
-        page.get_by_label("Further keys, one key=value per line").fill("task.scoring=logits")
-        page.get_by_label("Task file").fill("tiny.json")
-        page.get_by_label("Seed", exact=True).fill("7")
-        page.get_by_text("task.file=tiny.json").filter(has_text="seed=7").wait_for()
-        # Two dry runs: that of the first form has to end before the next begins.
-        page.locator("[data-cost]", has_text="dry run: ").wait_for(timeout=180_000)
+        page.goto(f"{page_url}start")  # the page was started with adapters of its own
+        page.get_by_text("Drop a file, or type its path.").wait_for()
+        assert page.get_by_role("button", name="Start", exact=True).is_disabled()
+        page.get_by_role("button", name="Reproduce the paper").click()
+        page.get_by_text("experiment=paper").wait_for()
+        page.get_by_role("button", name="My adapters and my file").press("Enter")
+        rows = "".join(f"{n} + 1,{n + 1}\n" for n in range(40))
+        file = {"name": "sums.csv", "mimeType": "text/csv"}
+        content = f"question,answer\n{rows}".encode()
+        page.locator("input[type=file]").set_input_files([{**file, "buffer": content}])
+        page.get_by_text(re.compile("task=uploads/.*/sums.csv .*name=sums")).wait_for()
+        page.locator("[data-cost]", has_text="The search takes at most").wait_for()
         page.get_by_text("What it would do").click()
-        page.locator("[data-plan]", has_text="nothing is started").wait_for()
+        page.locator("[data-plan]", has_text="question -> answer").wait_for()
         with page.context.expect_page() as opened:
             page.get_by_role("button", name="Inspect").click()
         pool = opened.value
@@ -100,22 +93,20 @@ def test_the_form_shows_defaults_and_the_cost(
         pool.get_by_role("button", name="Inspect").click()
         pool.get_by_text("no such folder").wait_for()
         pool.close()
-        page.get_by_label("Pool folder").fill("no/such/pool")
+        page.get_by_label("Adapters").fill("no/such/pool")
         page.get_by_role("alert").filter(has_text="no/such/pool").wait_for()
         ui_pages.fits(page, size)
-        page.get_by_label("Pool folder").fill("")
-        page.get_by_label("Seed", exact=True).fill("x")
-        page.get_by_role("alert").filter(has_text="seed=x").wait_for()
 
 
 def start(page: Any, name: str, keys: str, **numbers: int) -> None:
     """Fill in the form for a search on the tiny model, and start it."""
     page.goto(f"{page.url.split('?')[0].rsplit('/', 1)[0]}/start")
-    choose(page, "Task", "mmlu")
+    page.get_by_label("File of questions and answers").fill("mmlu")
+    page.get_by_text("More", exact=True).click()
     for label, number in numbers.items():
         page.get_by_label(label, exact=True).fill(str(number))
     lines = page.get_by_label("Further keys, one key=value per line")
-    lines.fill(f"{lines.input_value()}\ntask.file=tiny.json\ntask.scoring=logits\n{keys}")
+    lines.fill(f"task.file=tiny.json\ntask.scoring=logits\n{keys}")
     page.get_by_label("Name", exact=True).fill(name)
     page.get_by_text(f"name={name}").wait_for()
     page.get_by_role("button", name="Start", exact=True).click()
@@ -124,7 +115,7 @@ def start(page: Any, name: str, keys: str, **numbers: int) -> None:
 def test_a_search_from_the_form_ends(browser: Any, page_url: str, page_folder: Path) -> None:
     keys = "ensemble=2\nnoise_floor=false\noptimizer.inertia=x"
     with window(browser, page_url) as page:
-        start(page, "formed", keys, Iterations=2, Particles=5)
+        start(page, "formed", keys, **{"Rounds": 2, "Mixtures in a round": 5})
         page.get_by_role("alert").filter(has_text="optimizer.inertia").wait_for()
         assert page.url.endswith("/start") and not (page_folder / "search" / "formed").exists()
         lines = page.get_by_label("Further keys, one key=value per line")
@@ -132,12 +123,16 @@ def test_a_search_from_the_form_ends(browser: Any, page_url: str, page_folder: P
         page.get_by_role("button", name="Start", exact=True).click()
         page.wait_for_url("**/runs/formed")
         settled(page, "finished")
-        page.get_by_text("Best found:").first.wait_for()
+        page.locator("[data-number]", has_text=" points").wait_for()
+        page.get_by_text("All numbers and charts").click()
         page.locator("table", has_text="best expert (").first.wait_for()
-        assert "name=formed" in page.get_by_text("python -m swarm.search").inner_text()
+        page.get_by_role("tab", name="Log").click()
+        page.get_by_text("name=formed").wait_for()
         link = page.get_by_role("button", name="Chat with the best")
         assert link.is_visible() and not page.get_by_role("button", name="Resume").is_visible()
         page.goto(page_url + "start")
+        page.get_by_label("File of questions and answers").fill("mmlu")
+        page.get_by_text("More", exact=True).click()
         page.get_by_label("Name", exact=True).fill("formed")
         page.get_by_role("alert").filter(has_text="the run formed already exists").wait_for()
 
@@ -145,12 +140,10 @@ def test_a_search_from_the_form_ends(browser: Any, page_url: str, page_folder: P
 def test_stop_and_resume(browser: Any, page_url: str, page_folder: Path) -> None:
     run = page_folder / "search" / "long"
     with window(browser, page_url) as page:
-        start(page, "long", "optimizer.patience=5000", Iterations=5000, Particles=6)
+        start(page, "long", "optimizer.patience=5000", Rounds=5000)
         page.wait_for_url("**/runs/long")
         settled(page, "running")
-        page.get_by_text(
-            re.compile("iteration ([2-9]|[1-9][0-9]+) of at most 5000")
-        ).first.wait_for()
+        page.get_by_text(re.compile("round ([2-9]|[1-9][0-9]+) of at most 5000")).first.wait_for()
         page.evaluate(
             """() => { window.states = []; new MutationObserver(() => {
                 const now = document.querySelector('[data-state]').textContent.trim();
@@ -166,7 +159,7 @@ def test_stop_and_resume(browser: Any, page_url: str, page_folder: Path) -> None
         page.get_by_role("button", name="Resume").click()
         settled(page, "running")
         page.wait_for_function(
-            "done => Number(/after iteration (\\d+)|iteration (\\d+) of/.exec("
+            "done => Number(/after round (\\d+)|round (\\d+) of/.exec("
             "document.body.innerText)?.[2]) > done",
             arg=done,
         )
@@ -261,20 +254,19 @@ def test_without_a_token_and_left_while_it_loads(tmp_path: Path) -> None:
 
 
 @SCREENS
-def test_charts_items_and_zoom_of_a_run(
-    browser: Any, page_url: str, size: str, scheme: str
-) -> None:
+def test_tabs_of_a_run(browser: Any, page_url: str, size: str, scheme: str) -> None:
     with window(browser, page_url, size, scheme) as page:
         page.goto(f"{page_url}runs/made")
-        for title in ("Best so far, and every particle", "Coefficients of the best so far"):
+        page.get_by_text("All numbers and charts").click()
+        for title in ("Best so far", "All 20 mixtures of each round"):
             chart = page.get_by_role("img", name=title)
             chart.locator("canvas").wait_for()
             assert chart.bounding_box()["width"] > 250
             chart.scroll_into_view_if_needed()
             chart.hover()  # the tooltip's formatters run; an error fails the window
         ui_pages.fits(page, size)
-        assert not page.get_by_role("img", name="Coefficients of the best by module").is_visible()
-        page.locator("[aria-label^='Details of iteration']").first.click()
+        page.get_by_role("tab", name="Mixtures").click()
+        page.locator("[aria-label^='Details of round']").first.click()
         dialog = page.locator(".q-dialog")
         dialog.get_by_text("Items, the lowest values first").click()
         dialog.get_by_text("answer").first.wait_for()
@@ -282,20 +274,18 @@ def test_charts_items_and_zoom_of_a_run(
         dialog.get_by_role("button", name="Close").click()
         text = page.request.get(f"{page_url}runs/made/positions.csv").text()
         assert len(text.splitlines()) == 1 + 20 * 10
+        ui_pages.fits(page, size)
+        page.get_by_role("tab", name="Items").click()
         page.get_by_label("Best found compared with").click()
         page.get_by_role("option").last.click()
         page.get_by_text("dev items, on which the best found was chosen").wait_for()
-        zoomed = """() => {
-          const host = document.querySelector('[aria-label^="Best so far"]');
-          const chart = getElement(Number(host.id.slice(1))).chart;
-          chart.dispatchAction({type: 'dataZoom', start: 50, end: 100});
-          return chart.getOption().dataZoom[0].start;
-        }"""
-        assert page.evaluate(zoomed) == 50
         item = page.locator("details.flip").first
         item.locator("summary").focus()
         page.keyboard.press("Enter")
         assert item.locator("pre").first.is_visible()
+        page.goto(f"{page_url}runs/a%3Cscript%3Ealert(1)%3C")
+        page.get_by_role("tab", name="Log").click()
+        page.get_by_text("<img src=x onerror=alert(1)>").first.wait_for()
 
 
 def test_an_unknown_address_has_a_page_and_keys_reach_the_controls(

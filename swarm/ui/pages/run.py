@@ -1,6 +1,6 @@
-"""Page of one run: progress, results, log and actions."""
+"""Page of one run in tabs: one answer first, then items, mixtures and the log."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import isfinite
 from pathlib import Path
@@ -13,10 +13,10 @@ from nicegui import app, ui
 
 from swarm._util.threads import run_in_thread
 from swarm.errors import UserError
-from swarm.report.document import ChangedItems, TableBlock
+from swarm.report.document import Block, ChangedItems, Chart, ListBlock, TableBlock
 from swarm.report.page import VERDICT_SIGNS, build_report, render_changed_items, render_page
 from swarm.runs.folder import RUNS_FOLDER
-from swarm.ui.charts import THEME
+from swarm.ui.charts import THEME, chart_options
 from swarm.ui.layout import (
     draw_alert,
     draw_command,
@@ -28,7 +28,6 @@ from swarm.ui.layout import (
 )
 from swarm.ui.run_data import (
     POSITION_COLUMNS,
-    STATES,
     PositionTable,
     RunSeries,
     RunSnapshot,
@@ -38,24 +37,11 @@ from swarm.ui.run_data import (
     positions_csv,
     take_snapshot,
 )
-from swarm.ui.state import AppState, readable
+from swarm.ui.state import STATES, AppState, readable
 
 REFRESH_S = 1.0
 
-CHART_TITLES = {
-    "particles": "Best so far, and every particle",
-    "coefficients": "Coefficients of the best so far",
-    "domains": "Utility by domain",
-    "modules": "Coefficients of the best by module",
-    "front": "Front of the objectives",
-}
-"""Charts of the page, in order; those that do not apply to a run are hidden."""
-
-WIDE_CHARTS = ("modules", "front")
-"""Charts that take the whole width."""
-
-GROWING_CHARTS = ("domains", "modules")
-"""Charts whose height follows the number of their rows."""
+TABS = ("Overview", "Items", "Mixtures", "Log")
 
 MAX_POSITIONS_SHOWN = 1000
 """Maximum number of positions in the table; the CSV has all."""
@@ -63,7 +49,7 @@ MAX_POSITIONS_SHOWN = 1000
 OPEN_TEMPLATE = """<q-td :props="props">
   <q-btn flat dense round size="sm" icon="open_in_full"
     @click.stop="$parent.$emit('open', props.row)"
-    :aria-label="'Details of iteration ' + props.row.c0 + ', particle ' + props.row.c1" />
+    :aria-label="'Details of round ' + props.row.c0 + ', mixture ' + props.row.c1" />
 </q-td>"""
 
 
@@ -99,8 +85,8 @@ def register_page(home: AppState) -> None:
                 RunPage(home, name)
 
 
-class PositionsCard:
-    """Card with the evaluated positions of a run: a table, details on a click, and a CSV.
+class PositionsTable:
+    """The evaluated positions of a run: a table, details on a click, and a CSV.
 
     Args:
         path: The run folder.
@@ -110,11 +96,10 @@ class PositionsCard:
     def __init__(self, path: Path, file: str) -> None:
         self._path = path
         best_first = {"rowsPerPage": 10, "sortBy": "c2", "descending": True}
-        with _draw_card("Evaluated positions") as self._card:
-            csv = ui.button("CSV", icon="download", on_click=lambda: ui.download.from_url(file))
-            csv.props("outline")
-            self._message = ui.label("").classes("quiet text-sm").props("role=status")
-            self._table = ui.table(rows=[], row_key="key", pagination=best_first).classes("w-full")
+        self._message = ui.label("").classes("quiet text-sm").props("role=status")
+        self._table = ui.table(rows=[], row_key="key", pagination=best_first).classes("w-full")
+        csv = ui.button("CSV", icon="download", on_click=lambda: ui.download.from_url(file))
+        csv.props("outline")
         self._table.props("flat bordered dense").add_slot("body-cell-open", OPEN_TEMPLATE)
         self._table.on("open", lambda event: self._open_details(event.args))
         shown = [[], ["c0", "c1"], None]
@@ -122,12 +107,11 @@ class PositionsCard:
 
     def show(self, found: PositionTable) -> None:
         """Show the positions, the highest utilities first."""
-        self._card.set_visibility(True)
         rows = found.rows[(-found.rows[:, 2]).argsort(kind="stable")][:MAX_POSITIONS_SHOWN]
-        cut = f", the {len(rows)} with the highest utilities shown" * (len(rows) < len(found.rows))
+        cut = f", the best {len(rows)} shown" * (len(rows) < len(found.rows))
         self._message.set_text(
-            f"{len(found.rows)} positions{cut}. Coefficients are means over the groups of modules "
-            "where there are several. A click shows a position in full."
+            f"{len(found.rows)} evaluated mixtures{cut}, with the weight of each adapter (the mean "
+            "over modules where they differ). A click shows a mixture in full."
         )
         columns: list[dict[str, Any]] = [
             {"name": f"c{n}", "label": name, "field": f"c{n}", "sortable": True}
@@ -173,11 +157,14 @@ class RunPage:
         self._stamp: tuple[int, ...] | None = ()
         address = f"/runs/{quote(name, safe='')}"
         talk = f"/talk?{urlencode({'model': f'local/{RUNS_FOLDER}/{name}'})}"
+        sliders = f"/models?{urlencode({'run': name})}"
+        self._drawn: list[list[str]] = []
         with ui.row().classes("w-full items-center gap-2"):
             self._state = ui.badge("").props("data-state")
             self._about = ui.label("").classes("quiet grow")
         self._error = draw_alert()
         with ui.column().classes("w-full gap-1") as self._progress:
+            self._left = ui.label("").classes("text-3xl font-semibold").props("data-left")
             self._bar = ui.linear_progress(0.0, show_value=False).props("aria-label=Progress")
             self._told = ui.label("").classes("quiet")
         stop, resume = home.launcher.stop_search, home.launcher.resume_search
@@ -188,26 +175,47 @@ class RunPage:
                 ("Resume", "play_arrow", partial(self._act, resume, "Resuming where it stopped.")),
                 ("Open report", "description", partial(ui.navigate.to, f"{address}/report", True)),
                 ("Chat with the best", "chat", partial(ui.navigate.to, talk)),
+                ("Mix it by hand", "tune", partial(ui.navigate.to, sliders)),
             ):
                 self._buttons[text] = ui.button(text, icon=icon, on_click=act).props("outline")
-        with _draw_card("Verdict", shown=True):
-            self._results = ui.column().classes("w-full gap-2")
-        self._charts: dict[str, tuple[ui.card, ui.echart]] = {}
-        with ui.element("div").classes("w-full grid grid-cols-1 md:grid-cols-2 gap-4"):
-            for key, title in CHART_TITLES.items():
-                with _draw_card(title).classes("md:col-span-2" * (key in WIDE_CHARTS)) as card:
-                    chart = ui.echart({}, theme=THEME).classes("w-full h-80")
-                self._charts[key] = card, chart.props(f'role=img aria-label="{title}"')
-        self._positions = PositionsCard(self._path, f"{address}/positions.csv")
-        with _draw_card("Item by item") as self._changed:
-            self._baseline = ui.select([], label="Best found compared with").classes("w-full")
-            self._baseline.props("options-dense").on("update:model-value", self._show_changed)
-            self._items = ui.column().classes("w-full gap-1")
-        with _draw_card("Log", shown=True):
-            with ui.element("div").classes("log ends").props("role=log tabindex=0"):
-                self._said = ui.label("")
-            self._command = draw_command()
+        with ui.tabs().classes("w-full").props("align=left no-caps dense") as tabs:
+            for tab in TABS:
+                ui.tab(tab)
+        with ui.tab_panels(tabs, value=TABS[0]).classes("w-full bg-transparent"):
+            with ui.tab_panel(TABS[0]).classes("p-0 gap-4"):
+                self._draw_overview()
+            with ui.tab_panel(TABS[1]).classes("p-0 gap-3"):
+                self._baseline = ui.select([], label="Best found compared with").classes("w-full")
+                self._baseline.props("options-dense").on("update:model-value", self._show_changed)
+                self._items = ui.column().classes("w-full gap-1")
+            with ui.tab_panel(TABS[2]).classes("p-0 gap-3"):
+                self._positions = PositionsTable(self._path, f"{address}/positions.csv")
+            with ui.tab_panel(TABS[3]).classes("p-0 gap-3"):
+                with ui.element("div").classes("log ends").props("role=log tabindex=0"):
+                    self._said = ui.label("")
+                self._command = draw_command()
         ui.timer(REFRESH_S, self._refresh_page)
+
+    def _draw_overview(self) -> None:
+        with ui.card().classes("w-full gap-2") as self._answer:
+            with ui.row().classes("items-baseline gap-x-3 gap-y-0"):
+                self._number = ui.label("").classes("text-4xl font-semibold text-primary")
+                self._number.props("data-number")
+                self._number_of = ui.label("").classes("quiet")
+            self._verdict = ui.label("").classes("text-lg")
+            self._use = draw_command()
+            self._chart = ui.echart({}, theme=THEME).classes("w-full h-72")
+            self._chart.props("role=img aria-label='Best so far'")
+        with ui.card().classes("w-full gap-2") as self._coming:
+            draw_heading("Answers as they come in")
+            self._answers = ui.column().classes("w-full")
+        with ui.card().classes("w-full gap-2") as self._first:
+            draw_heading("What each adapter has")
+            self._overview = ui.column().classes("w-full gap-2")
+        with ui.expansion("All numbers and charts") as self._more:
+            self._details = ui.column().classes("w-full gap-3")
+        for one in (self._answer, self._coming, self._first, self._more):
+            one.set_visibility(False)
 
     async def _refresh_page(self) -> None:
         snapshot = await run_in_thread(take_snapshot, self._home, self._name)
@@ -218,9 +226,8 @@ class RunPage:
         try:
             found = await run_in_thread(load_run_series, self._path)
         except UserError as error:
-            self._results.clear()
-            with self._results:
-                ui.label(str(error).removeprefix(f"{self._path}: ")).classes("quiet")
+            if snapshot.state == "broken":
+                self._error.set_text(str(error).removeprefix(f"{self._path}: "))
         else:
             self._show_series(found)
             await self._show_changed()
@@ -230,10 +237,18 @@ class RunPage:
         self._state.set_text(now.state)
         self._state.props(f"color={STATES[now.state]}")
         self._about.set_text(now.about)
-        self._error.set_text(f"It failed: {now.error}" if now.state == "failed" else "")
+        if now.state != "broken":
+            self._error.set_text(f"It failed: {now.error}" if now.state == "failed" else "")
         self._progress.set_visibility(running)
+        self._left.set_text(f"{now.left} left at most" if now.left else "")
         self._told.set_text(now.progress[0])
         self._bar.set_value(now.progress[1])
+        self._coming.set_visibility(bool(now.answers))
+        if now.answers != self._drawn:
+            self._drawn = now.answers
+            self._answers.clear()
+            with self._answers:
+                draw_table(TableBlock("", ["adapter", "answer", "score"], now.answers), "left")
         self._said.set_text(now.output or "Nothing yet.")
         self._command.set_text(now.command)
         for name, possible in {
@@ -241,35 +256,35 @@ class RunPage:
             "Resume": not running and now.state != "finished" and bool(now.command),
             "Open report": now.measured,
             "Chat with the best": now.state == "finished",
+            "Mix it by hand": now.state == "finished",
         }.items():
             self._buttons[name].set_visibility(possible)
 
     def _show_series(self, found: RunSeries) -> None:
-        self._results.clear()
-        with self._results:
-            sign = f"{VERDICT_SIGNS[found.verdict.kind]} {found.verdict.headline}"
-            ui.label(sign).classes("text-lg font-semibold")
-            ui.label(found.verdict.sentence)
+        for card, shown in (
+            (self._answer, True),
+            (self._first, bool(found.overview)),
+            (self._more, True),
+        ):
+            card.set_visibility(shown)
+        number, of = found.number
+        self._number.set_text(number)
+        self._number_of.set_text(of)
+        said, sign = found.verdict, VERDICT_SIGNS[found.verdict.kind]
+        finding = f"{said.finding[:1].upper()}{said.finding[1:]} {said.advice}"
+        self._verdict.set_text(f"{sign} {said.headline}. {finding}".strip())
+        self._use.set_text(said.command)
+        self._chart.options.clear()
+        self._chart.options.update(chart_options(found.chart))
+        self._chart.update()
+        self._overview.clear()
+        with self._overview:
+            _draw_blocks(found.overview)
+        self._details.clear()
+        with self._details:
             draw_facts(found.figures)
-            for block in found.overview:
-                draw_table(block) if isinstance(block, TableBlock) else draw_text(str(block))
-            for sentence in found.notes:
-                draw_text(sentence)
-            with ui.expansion("All numbers"):
-                for table in found.tables:
-                    draw_table(table)
-        for key, options in found.charts.items():
-            card, chart = self._charts[key]
-            card.set_visibility(True)
-            if key in GROWING_CHARTS:
-                bars = sum(one["type"] == "bar" for one in options["series"])
-                height = 110 + max(24, 20 * bars) * len(options["yAxis"]["data"])
-                chart.style(f"height: {height}px")
-            chart.options.clear()
-            chart.options.update(options)
-            chart.update()
+            _draw_blocks(found.details)
         self._positions.show(found.positions)
-        self._changed.set_visibility(True)
         kept = self._baseline.value if self._baseline.value in found.baselines else None
         self._baseline.set_options(found.baselines, value=kept or found.baselines[0])
 
@@ -280,12 +295,7 @@ class RunPage:
             blocks = [str(error)]
         self._items.clear()
         with self._items:
-            for one in blocks:
-                if isinstance(one, ChangedItems):
-                    draw_heading(one.title)
-                    ui.html(render_changed_items(one), sanitize=False).classes("w-full")
-                else:
-                    draw_text(str(one))
+            _draw_blocks(blocks)
 
     async def _act(self, act: Callable[[Path], None], told: str) -> None:
         try:
@@ -297,9 +307,21 @@ class RunPage:
             await self._refresh_page()
 
 
-def _draw_card(title: str, shown: bool = False) -> ui.card:
-    """Draw a card with a heading, hidden until there is something to show."""
-    with ui.card().classes("w-full gap-2 min-w-0") as card:
-        draw_heading(title)
-    card.set_visibility(shown)
-    return card
+def _draw_blocks(blocks: Sequence[Block | dict[str, Any]]) -> None:
+    """Draw blocks of the report; a dict is options of a chart."""
+    for one in blocks:
+        if isinstance(one, TableBlock):
+            draw_table(one)
+        elif isinstance(one, ChangedItems):
+            draw_heading(one.title)
+            ui.html(render_changed_items(one), sanitize=False).classes("w-full")
+        elif isinstance(one, ListBlock):
+            _draw_blocks(one.lines)
+        elif isinstance(one, Chart | dict):
+            title = one.title if isinstance(one, Chart) else "Weights of the best by module"
+            draw_heading(title)
+            options = chart_options(one) if isinstance(one, Chart) else one
+            chart = ui.echart(options, theme=THEME).classes("w-full h-80")
+            chart.props["role"], chart.props["aria-label"] = "img", title
+        else:
+            draw_text(one)

@@ -6,21 +6,20 @@ from typing import Any
 
 from nicegui import ui
 
-from swarm._util.terminal import pluralize
+from swarm._util.terminal import format_duration, pluralize
 from swarm._util.threads import run_in_thread
 from swarm.errors import UserError
-from swarm.ui.layout import draw_heading, page_frame
-from swarm.ui.run_data import STATES
-from swarm.ui.state import AppState, RunSummary, delete_run
+from swarm.ui.layout import draw_empty, draw_heading, page_frame
+from swarm.ui.state import STATES, AppState, RunSummary, delete_run
 
 COLUMNS = {
     "name": ("Run", "left"),
     "state": ("State", "left"),
-    "task": ("Task", "left"),
-    "best": ("Best on dev", "right"),
-    "gain": ("Gain over the best alternative", "right"),
-    "iterations": ("Iterations", "right"),
-    "changed": ("Changed", "left"),
+    "gain": ("Gain over the strongest alternative", "left"),
+    "score": ("Best on dev", "left"),
+    "trail": ("Course", "left"),
+    "seconds": ("Duration", "right"),
+    "changed": ("Changed", "right"),
 }
 """Label and alignment of each column; all are sorted by their values."""
 
@@ -32,22 +31,32 @@ NAME_TEMPLATE = """<q-td :props="props" class="run-name" :class="props.row.group
   </q-btn>
   <a v-else :href="'/runs/' + encodeURIComponent(props.row.name)" class="text-primary">
     {{ props.row.name }}</a>
+  <div class="quiet gt-xs" style="white-space: nowrap">{{ props.row.task }}</div>
   <div v-if="!props.row.trials" class="lt-sm quiet">
     <q-badge :color="COLOURS[props.row.state]">{{ props.row.state }}</q-badge>
-    {{ props.row.details }}<br>{{ props.row.task }}, best on dev {{ props.row.best_text }},
-    gain {{ props.row.gain_text }}<br>{{ props.row.when }}</div>
+    {{ props.row.details }}<br>{{ props.row.task }}, best on dev {{ props.row.score_text }},
+    gain {{ props.row.gain_text }}<br>{{ props.row.duration }}, {{ props.row.when }}</div>
 </q-td>"""
 STATE_TEMPLATE = """<q-td :props="props" class="run-name">
   <q-badge :color="COLOURS[props.row.state]" class="q-mb-xs">{{ props.row.state }}</q-badge>
-  <div class="quiet" style="max-width: 16rem">{{ props.row.details }}</div>
+  <div v-if="props.row.state !== 'finished'" class="quiet" style="max-width: 12rem">
+    {{ props.row.details }}</div>
 </q-td>"""
-CELL_TEMPLATE = '<q-td :props="props">{{ props.row.%s }}</q-td>'
+BEST_TEMPLATE = """<q-td :props="props" class="run-name">{{ props.row.score_text }}
+  <div class="quiet shortened">{{ props.row.best }}<q-tooltip>{{ props.row.best }}</q-tooltip></div>
+</q-td>"""
+TRAIL_TEMPLATE = """<q-td :props="props"><svg v-if="props.row.trail" width="60" height="18"
+  role="img" aria-label="Best on dev by round"><polyline :points="props.row.trail" fill="none"
+  stroke="var(--q-primary)" stroke-width="1.5" /></svg></q-td>"""
+CELL_TEMPLATE = '<q-td :props="props" class="run-name">{{ props.row.%s }}</q-td>'
 
 TEMPLATES = {
     "name": NAME_TEMPLATE.replace("COLOURS", str(STATES)),
     "state": STATE_TEMPLATE.replace("COLOURS", str(STATES)),
-    "best": CELL_TEMPLATE % "best_text",
+    "score": BEST_TEMPLATE,
+    "trail": TRAIL_TEMPLATE,
     "gain": CELL_TEMPLATE % "gain_text",
+    "seconds": CELL_TEMPLATE % "duration",
     "changed": CELL_TEMPLATE % "when",
 }
 
@@ -74,7 +83,7 @@ class RunsTable:
         self._home = home
         self._found: list[RunSummary] | None = None
         self._open: set[str] = set()
-        with ui.row().classes("w-full items-center gap-2"):
+        with ui.row().classes("w-full items-center gap-2") as self._tools:
             self._filter = ui.input(placeholder="Filter", on_change=self._draw_rows)
             self._filter.props("clearable aria-label=Filter debounce=200").classes("grow min-w-40")
             start = ui.button("Start a search", icon="add")
@@ -100,30 +109,35 @@ class RunsTable:
         self.table.on("toggle", lambda event: self._toggle_group(str(event.args)))
         for name, template in TEMPLATES.items():
             self.table.add_slot(f"body-cell-{name}", template)
-        self._none = ui.label(
-            "There are no runs yet. Start one, or start this page in the folder that contains "
-            "search/."
-        )
-        self._none.classes("quiet").set_visibility(False)
+        with self.table.add_slot("no-data"):
+            ui.label("No search matches the filter.").classes("quiet")
+        with ui.column().classes("w-full") as self._none:
+            draw_empty("No search yet.", "Start a search", "/start")
+        self._show_empty(False)
         self._on_selection()
         ui.timer(REFRESH_S, self._refresh_rows)
 
     async def _refresh_rows(self) -> None:
-        found = await run_in_thread(self._home.run_index.list_runs)
-        if found != self._found:
-            self._found = found
-            self._draw_rows()
+        self._found = await run_in_thread(self._home.run_index.list_runs)
+        self._draw_rows()
 
     def _draw_rows(self) -> None:
         if self._found is None:
             return
+        self._show_empty(not self._found)
         rows = group_rows(self._found, self._filter.value or "", self._open)
+        if rows == self.table.rows:
+            return
         chosen = {one["name"] for one in self.table.selected}
         self.table.rows[:] = rows
         self.table.selected[:] = [row for row in rows if row["name"] in chosen]
         self.table.update()
         self._on_selection()
-        self._none.set_visibility(not self._found)
+
+    def _show_empty(self, empty: bool) -> None:
+        self._none.set_visibility(empty)
+        for one in (self._tools, self.table):
+            one.set_visibility(not empty)
 
     def _toggle_group(self, name: str) -> None:
         self._open ^= {name}
@@ -186,7 +200,7 @@ def group_rows(runs: list[RunSummary], words: str, opened: set[str]) -> list[dic
 
 def _group_row(name: str, trials: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the row of a sweep: names, states and best of those of its trials that are listed."""
-    best = max(trials, key=lambda one: -math.inf if one["best"] is None else one["best"])
+    best = max(trials, key=lambda one: -math.inf if one["score"] is None else one["score"])
     counts = Counter(one["state"] for one in trials)
     return best | {
         "name": name,
@@ -194,7 +208,8 @@ def _group_row(name: str, trials: list[dict[str, Any]]) -> dict[str, Any]:
         "trials": len(trials),
         "state": next(one for one in STATES if counts[one]),
         "details": ", ".join(f"{count} {kind}" for kind, count in counts.items()),
-        "iterations": sum(one["iterations"] for one in trials),
+        "seconds": sum(one["seconds"] for one in trials),
+        "duration": format_duration(sum(one["seconds"] for one in trials)),
         "changed": trials[0]["changed"],
         "when": trials[0]["when"],
     }

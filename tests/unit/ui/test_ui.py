@@ -2,9 +2,7 @@
 
 import ast
 import csv
-import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +12,12 @@ import run_folders
 
 from swarm._util.files import PACKAGE_FOLDER
 from swarm.errors import UserError
-from swarm.report.document import ChangedItems
+from swarm.report.document import ChangedItems, Chart, Series
 from swarm.runs.folder import RunFolder
 from swarm.runs.lock import RunLock
-from swarm.runs.verdict import Compared, Verdict
-from swarm.tasks.metrics import Measured
 from swarm.ui import charts, run_data
 from swarm.ui.pages.runs import group_rows
-from swarm.ui.state import AppState, RunIndex, delete_run
+from swarm.ui.state import AppState, RunIndex, delete_run, format_age
 
 
 def test_only_runs_that_are_not_running_are_deleted(tmp_path: Path) -> None:
@@ -72,71 +68,67 @@ def test_rows_are_filtered_and_grouped(tmp_path: Path) -> None:
     assert (group["trials"], group["details"], group["open"]) == (2, "2 finished", True)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with two groups of modules and three domains."""
-
-    def more(verdict: Verdict) -> Verdict:
-        def with_domains(one: Compared, utility: float) -> Compared:
-            domains = {
-                name: Measured(utility + n / 10, utility, utility + 0.3, 9)
-                for n, name in enumerate(("maths", "law", "music"))
-            }
-            return replace(one, test=None, gain=None, dev=replace(one.dev, domains=domains))
-
-        found, expert = with_domains(verdict.found, 0.5), with_domains(verdict.start_model, 0.2)
-        return replace(verdict, found=found, alternatives=[expert])
-
-    made = tmp_path_factory.mktemp("run") / "drawn"
-    return run_folders.folder(made, particles=8, experts=14, groups=("low", "high"), more=more)
+def test_a_row_has_course_and_age(tmp_path: Path) -> None:
+    run_folders.folder(tmp_path / "one", iterations=2, test=40)
+    (line,) = RunIndex(tmp_path).list_runs()
+    row = line.to_row()
+    assert row["trail"].startswith("0.0,") and row["trail"].count(" ") == 2
+    assert max(line.trail) == line.trail[-1] == line.score
+    assert row["when"] == "just now" and " arithmetic" in row["best"]
+    ages = ((59, "just now"), (61, "1 min"), (150, "2 min"), (3700, "1 hour"), (90000, "1 day"))
+    for seconds, words in ages:
+        assert format_age(seconds).removesuffix(" ago") == words
+    assert format_age(200_000) == "2 days ago"
 
 
-def test_charts_have_the_numbers_of_the_run(folder: Path) -> None:
-    run = RunFolder(folder)
-    options = charts.particle_chart(run)
-    *others, best = options["series"]
-    assert (best["name"], best["step"]) == ("best so far", "end")
-    assert best["data"] == [round(float(v), 4) for v in run.best_so_far()]
-    assert [one["name"] for one in others[:2]] == ["particle 0", "particle 1"]
-    assert options["tooltip"]["formatter"].startswith("{a}") and options["dataZoom"]
-    place = run.find_best()
-    grid = np.full((2, 14), math.nan)
-    for cell in charts.module_chart(run, place)["series"][0]["data"]:
-        grid[cell["value"][0], cell["value"][1]] = cell["value"][2]
-    assert grid.ravel().tolist() == pytest.approx(run.positions[place].tolist(), abs=1e-4)
-    options = charts.domain_chart(run)
-    kinds = [(one["name"], one["type"]) for one in options["series"]]
-    labels = ("best expert", "best found")
-    assert kinds == [(label, kind) for label in labels for kind in ("bar", "custom")]
-    assert options["yAxis"]["data"] == ["maths", "law", "music"]
-    assert options["series"][2]["data"] == [0.5, 0.6, 0.7]
-    assert options["series"][3]["data"][2] == [2, 0.5, 0.8, 1]
+def test_a_chart_of_the_report_is_drawn_by_the_browser() -> None:
+    series = [
+        Series("best", [0, 1, 2], [0.1, math.nan, 0.3], "steps", "strong"),
+        Series("points", [0.5], [0.2], "points", "normal", ["one"]),
+        Series("all", [0, 1], [0, 1], weight="faint"),
+    ]
+    options = charts.chart_options(Chart("t", "round", "utility", series, marks=[("base", 0.15)]))
+    best, points, rest = options["series"]
+    assert [one["value"] for one in best["data"]] == [[0, 0.1], [2, 0.3]] and best["step"] == "end"
+    assert best["markLine"]["data"] == [{"yAxis": 0.15, "name": "base"}]
+    assert (points["type"], points["data"][0]["name"]) == ("scatter", "one")
+    assert rest["itemStyle"]["color"] == charts.GREY
+    assert options["legend"]["data"] == ["best", "points"]
     cells = charts.cosine_chart(["a", "b"], [[1.0, -0.5], [-0.5, 1.0]])["series"][0]["data"]
     assert [cell["value"] for cell in cells] == [[0, 0, 1], [0, 1, -0.5], [1, 0, -0.5], [1, 1, 1]]
 
 
-def test_a_page_has_what_applies_to_its_run(folder: Path, tmp_path: Path) -> None:
+def test_a_page_has_what_applies_to_its_run(tmp_path: Path) -> None:
+    folder = run_folders.folder(
+        tmp_path / "drawn", particles=8, experts=14, groups=("low", "high"), test=None
+    )
     found, run = run_data.load_run_series(folder), RunFolder(folder)
-    assert set(found.charts) == {"particles", "coefficients", "domains", "modules"}
-    assert json.loads(json.dumps(found.charts, allow_nan=False)) == found.charts
+    assert found.number[1] == "on dev, not tested"
+    drawn = [one for one in found.details if isinstance(one, Chart | dict)]
+    assert [type(one) for one in drawn] == [Chart, Chart, dict]
+    grid = np.full((2, 14), math.nan)
+    for cell in drawn[-1]["series"][0]["data"]:
+        grid[cell["value"][0], cell["value"][1]] = cell["value"][2]
+    best = run.positions[run.find_best()]
+    assert grid.ravel().tolist() == pytest.approx(best.tolist(), abs=1e-4)
     rows: Any = found.positions.rows
     assert rows.shape == (run.utilities.size, 4 + 14)
-    best = max(rows, key=lambda row: row[2])
-    assert best[2] == run.utilities.max() and best[3] == 30
-    assert best[4:].tolist() == run.means[int(best[0]), int(best[1])].tolist()
+    highest = max(rows, key=lambda row: row[2])
+    assert highest[2] == run.utilities.max() and highest[3] == 30
+    assert highest[4:].tolist() == run.means[int(highest[0]), int(highest[1])].tolist()
     sentence, *others = run_data.load_changed_items(folder, found.baselines[0])
     assert "the best found won" in str(sentence)
     changed = [one for one in others if isinstance(one, ChangedItems)]
     assert [one.title.split(":")[0] for one in changed] == ["Won", "Lost"]
-    assert " dev items" in str(run_data.load_changed_items(folder, found.baselines[1])[0])
     details = run_data.load_position(folder, (1, 2))
     assert len(details.answers.rows) == 30
     assert details.coefficients.header == ["expert", "low", "high"]
     header, *lines = csv.reader(run_data.positions_csv(folder).splitlines())
     assert header[4 + 14] == f"low: {run.experts[0]}" and len(lines) == run.utilities.size
     assert [float(cell) for cell in lines[-1][18:]] == run.positions[-1, -1].tolist()
-    plain = run_folders.folder(tmp_path / "plain", particles=2, iterations=1)
-    assert set(run_data.load_run_series(plain).charts) == {"particles", "coefficients"}
+    tested = run_folders.folder(tmp_path / "tested", particles=2, iterations=1)
+    number, of = run_data.load_run_series(tested).number
+    assert number.endswith(" points") and of.startswith("more than the best expert")
 
 
 def test_metrics_that_are_objects_are_not_in_the_log() -> None:

@@ -1,11 +1,14 @@
-"""Serve models by name, as OpenAI does: python -m swarm.serve."""
+"""Serve models by name, as OpenAI does, or as tools of MCP: python -m swarm.serve."""
 
 import os
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, Literal
 
 import click
+from click.core import ParameterSource
 
 from swarm._util.cli import run_program
 from swarm._util.options import CONTEXT, SettingType, run_click
@@ -13,12 +16,16 @@ from swarm._util.settings import Count, Positive, Text
 from swarm._util.terminal import escape_control_chars
 from swarm.errors import UserError, require_packages
 
+HTTP_OPTIONS = ("host", "port", "api_key_env", "insecure", "concurrency", "queue", "trace")
+"""Options without a meaning for MCP."""
+
 KEY_VARIABLE = "SWARM_API_KEY"
 """Default environment variable of the API key required from clients."""
 
 EPILOG = """\b
 python -m swarm.serve                            all available models
 python -m swarm.serve --model local/base --model moa/lite
+python -m swarm.serve mcp                        tools of a program that starts this command
 export OPENAI_BASE_URL=http://127.0.0.1:8000/v1  for the clients
 
 Everyone who can reach the address may use the models. So the default is a loopback address, and
@@ -27,6 +34,7 @@ others need a key: export SWARM_API_KEY=... before the server starts. Ctrl-C sto
 
 
 @click.command(epilog=EPILOG, context_settings=CONTEXT)
+@click.argument("protocol", type=click.Choice(["http", "mcp"]), default="http")
 @click.option(
     "--model",
     "names",
@@ -76,9 +84,17 @@ others need a key: export SWARM_API_KEY=... before the server starts. Ctrl-C sto
 )
 @click.option("--no-cache", is_flag=True, help="Do not use the answer cache.")
 @click.option("--trace", type=click.Path(path_type=Path), help="Log every call there, as JSON.")
-def serve(**options: Any) -> None:
-    """Serve models over an OpenAI-compatible API: the base model, the experts, the models that
-    searches have found, mixtures of agents, consortia, endpoints."""
+@click.pass_context
+def serve(context: click.Context, **options: Any) -> None:
+    """Serve models over an OpenAI-compatible API, or over standard input and output as tools of the
+    Model Context Protocol (mcp): the base model, the experts, the models that searches have found,
+    mixtures of agents, consortia, endpoints."""
+    if options["protocol"] == "mcp":
+        for name in HTTP_OPTIONS:
+            if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+                flag = name.replace("_", "-")
+                raise UserError(f"--{flag}: mcp has no address and no clients; omit it", 2)
+        return _serve_mcp(options)
     host, variable = options["host"], options["api_key_env"] or KEY_VARIABLE
     key = os.environ.get(variable, "").strip()
     if options["api_key_env"] and not key:
@@ -123,6 +139,19 @@ def serve(**options: Any) -> None:
             print(escape_control_chars(line), flush=True)
         limits = options["concurrency"], options["queue"], options["max_tokens"]
         build_server(models, key or None, local, *limits, trace).run([bound])
+
+
+def _serve_mcp(options: dict[str, Any]) -> None:
+    """Serve tools until the end of standard input; standard output is the protocol's."""
+    require_packages("mcp", "mcp")
+    from swarm.engine.base_model import choose_device
+    from swarm.serve.mcp_server import build_mcp_server
+
+    with redirect_stdout(sys.stderr):
+        models = _load_models(options)
+        for model in models.values() if options["preload"] else ():
+            model.open(choose_device(options["device"]))
+    build_mcp_server(models, options["max_tokens"]).run()
 
 
 def _load_models(options: dict[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,16 @@
-"""HTTP errors in OpenAI's format, API key checks, and reading of request bodies."""
+"""HTTP errors in OpenAI's format, API key checks, names of models, and reading of bodies."""
 
 import hmac
 import json
 import re
+from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
 from swarm.errors import UserError
+from swarm.models.base import Model
 from swarm.models.http_errors import BadRequest, RateLimited, RequestError, RequestTimeout
 
 ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
@@ -19,6 +22,9 @@ ERROR_STATUSES: dict[type[RequestError], int] = {
     RequestTimeout: 504,
 }
 """Statuses for failures of an endpoint; others, as of its key, are not the client's (502)."""
+
+MAX_NAMES_SHOWN = 10
+"""Maximum number of names in an error message."""
 
 
 class HttpError(UserError):
@@ -136,3 +142,23 @@ async def read_json_body(request: Request) -> Any:
 
 def _reject_constant(constant: str) -> None:
     raise ValueError(f"{constant} is not a number of JSON")
+
+
+def resolve_name(name: str, models: Mapping[str, Model]) -> str:
+    """Return the served model for a client's name: the full name, or a unique suffix.
+
+    Raises:
+        HttpError: It does not exist, or is ambiguous.
+    """
+    if name in models:
+        return name
+    suffix_matches = [one for one in models if one.partition("/")[2] == name]
+    if len(suffix_matches) == 1:
+        return suffix_matches[0]
+    full_names = {one.partition("/")[2]: one for one in models} | {one: one for one in models}
+    matches = suffix_matches or [full_names[one] for one in get_close_matches(name, full_names, 1)]
+    suggestion = f"did you mean {' or '.join(matches)}? " if matches else ""
+    more = f" and {len(models) - MAX_NAMES_SHOWN} more" if len(models) > MAX_NAMES_SHOWN else ""
+    available = f"{', '.join(list(models)[:MAX_NAMES_SHOWN])}{more}"
+    message = f"model {name!r:.200}: is not served; {suggestion}available models: {available}"
+    raise HttpError(message, 404, "model", "model_not_found")

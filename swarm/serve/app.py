@@ -5,7 +5,6 @@ import re
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,13 @@ from swarm.models.base import Completion, Delta, Model, Stream, with_prompt_form
 from swarm.models.openai import OpenAI
 from swarm.models.trace import Trace
 from swarm.multi_agent.collaboration import Collaboration
-from swarm.serve.api_errors import ApiKeyGuard, HttpError, http_error_from, read_json_body
+from swarm.serve.api_errors import (
+    ApiKeyGuard,
+    HttpError,
+    http_error_from,
+    read_json_body,
+    resolve_name,
+)
 from swarm.serve.chat_request import ChatBody
 from swarm.serve.streaming import (
     ChatResponseBuilder,
@@ -46,9 +51,6 @@ MAX_NAMES, MAX_NAME_LENGTH = 32, 64
 
 CLIENT_CLOSED_STATUS = 499
 """Status for clients that disconnected (as in nginx)."""
-
-MAX_NAMES_SHOWN = 10
-"""Maximum number of names in an error message."""
 
 
 class ChatService:
@@ -195,23 +197,3 @@ async def handle_error(request: Request, error: Exception) -> Response:
     else:
         found = http_error_from(error, "the server")
     return _json_response(found.body, found.status, {**found.headers, **headers})
-
-
-def resolve_name(name: str, models: Mapping[str, Model]) -> str:
-    """Return the served model for a client's name: the full name, or a unique suffix.
-
-    Raises:
-        HttpError: It does not exist, or is ambiguous.
-    """
-    if name in models:
-        return name
-    suffix_matches = [one for one in models if one.partition("/")[2] == name]
-    if len(suffix_matches) == 1:
-        return suffix_matches[0]
-    full_names = {one.partition("/")[2]: one for one in models} | {one: one for one in models}
-    matches = suffix_matches or [full_names[one] for one in get_close_matches(name, full_names, 1)]
-    suggestion = f"did you mean {' or '.join(matches)}? " if matches else ""
-    more = f" and {len(models) - MAX_NAMES_SHOWN} more" if len(models) > MAX_NAMES_SHOWN else ""
-    available = f"{', '.join(list(models)[:MAX_NAMES_SHOWN])}{more}"
-    message = f"model {name!r:.200}: is not served; {suggestion}available models: {available}"
-    raise HttpError(message, 404, "model", "model_not_found")

@@ -39,13 +39,13 @@ COMMANDS = {
     "pool": ["check none"],
     "report": ["search/first"],
     "search": ["task=lm_eval"],
-    "serve": [""],
+    "serve": ["", "mcp"],
     "study": ["none"],
     "ui": [""],
 }
 """Arguments of every command, such that it ends at once."""
 
-EXTRAS = {"serve ": "serve", "ui ": "ui", "search task=lm_eval": "lm-eval"}
+EXTRAS = {"serve ": "serve", "serve mcp": "mcp", "ui ": "ui", "search task=lm_eval": "lm-eval"}
 """Commands that need an extra."""
 
 

@@ -5,6 +5,7 @@ Contains the call budget, the run of one request through its iterations, and the
 
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
+from copy import copy
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
@@ -253,6 +254,17 @@ class Consortium(Collaboration[ConsortiumTranscript]):
         self.options = parse_settings(ConsortiumOptions, {**options, "strategy": strategy})
         self.participants = self._build_participants()
         self._check_agents()
+
+    def with_budget(self, budget: int) -> "Consortium":
+        """Return the same consortium with at most this number of calls per question.
+
+        Raises:
+            UserError: They do not suffice for an iteration.
+        """
+        found = copy(self)
+        found.options = self.options.model_copy(update={"budget": budget})
+        found._check_agents()
+        return found
 
     def _build_participants(self) -> tuple[ConsortiumMember, ...]:
         with_roles = self.options.strategy == "roles"

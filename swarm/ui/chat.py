@@ -1,22 +1,23 @@
 """Page Talk and its widgets: panel, settings, and a card per answer with all calls behind it.
 
-Model output is always drawn as text, never as markup.
+Answers are drawn as Markdown without HTML, links and pictures, which stay text.
 """
 
 import json
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple
 
+from markdown_it import MarkdownIt
 from nicegui import ui
 
 from swarm._util.terminal import escape_control_chars, pluralize
-from swarm._util.threads import Cancelled, forward_items, start_thread
+from swarm._util.threads import Cancelled, forward_items, run_in_thread, start_thread
 from swarm.errors import UserError
 from swarm.moa.chat import ChatOptions
 from swarm.moa.turns import ChatTurn, build_conversation, format_answer_cost, turn_to_json
@@ -48,6 +49,9 @@ LOCAL_MAX_TOKENS, MAX_TOKENS = 128, 512
 
 MIXTURE_PREFIX = "mixed: "
 """Name prefix of mixtures set by hand."""
+
+MARKDOWN = MarkdownIt("js-default", {"breaks": True}).disable(["link", "image", "reference"])
+"""Renders answers: HTML, links and pictures of a model stay text."""
 
 REFRESH_S = 0.15
 """Interval between refreshes in seconds."""
@@ -82,33 +86,57 @@ class AnswerCard:
         question: The question.
         before: Previous turns of the conversation; each has an answer.
         options: Sampling options.
+        again: Called by the button that asks for another answer.
 
     Attributes:
         state: "loading", "answering" or "done".
+        again: That button.
         turn: The question, and its final answer or error.
     """
 
     def __init__(
-        self, column: ChatColumn, question: str, before: Sequence[ChatTurn], options: ChatOptions
+        self,
+        column: ChatColumn,
+        question: str,
+        before: Sequence[ChatTurn],
+        options: ChatOptions,
+        again: Callable[["AnswerCard"], None],
     ) -> None:
-        self.column, self._options = column, options
+        self.column, self._question, self._options = column, question, options
         self._prompt = build_conversation(before, question, options.system)
-        self.turn, self.state, self._text = ChatTurn(question), "loading", ""
-        self._waiting: list[str] = []  # members of a collaboration
-        self._notes: list[str] = []  # summaries of a consortium's iterations
-        self._began, self._first_s = time.monotonic(), math.nan
-        self._stopped = threading.Event()
-        self._drawn, self._complete = 0, False
+        self._attempts = 0
         with ui.card().classes("gap-1 p-3"):
-            draw_text(column.name, "font-semibold")
-            self._answer = ui.label().classes("w-full").props("data-answer")
+            with ui.row().classes("w-full items-center no-wrap gap-0"):
+                draw_text(column.name, "font-semibold grow min-w-0")
+                copy = ui.button(icon="content_copy", on_click=self._copy)
+                copy.props("flat dense round size=sm aria-label='Copy the answer'")
+                self.again = ui.button(icon="refresh", on_click=lambda: again(self))
+                self.again.props("flat dense round size=sm aria-label='Answer again'")
+            self._answer = ui.html("", sanitize=False).classes("w-full answer-text")
+            self._answer.props("data-answer")
             with ui.row().classes("items-center gap-2 no-wrap w-full"):
                 self._spinner = ui.spinner(size="1em")
                 self._status = ui.label().classes("quiet text-sm").props("role=status")
             self._error = draw_alert()
             self._remarks = ui.label().classes("quiet text-sm")
             self._stages = ui.expansion("Stages")
+        self.start()
+
+    def start(self) -> None:
+        """Ask the question, or ask it once more for another answer."""
+        self.turn, self.state, self._text = ChatTurn(self._question), "loading", ""
+        self._waiting: list[str] = []  # members of a collaboration
+        self._notes: list[str] = []  # summaries of a consortium's iterations
+        self._began, self._first_s = time.monotonic(), math.nan
+        self._stopped = threading.Event()
+        self._drawn, self._complete = 0, False
+        self._stages.clear()
+        self._attempts += 1
         start_thread(self._run, name="swarm-page")
+
+    def _copy(self) -> None:
+        ui.clipboard.write(self._text)
+        ui.notify("Copied.")
 
     def stop(self) -> None:
         """Stop waiting; generation ends with the next streamed piece."""
@@ -138,12 +166,14 @@ class AnswerCard:
             self._finish(error=describe_error(error))
 
     def _collect_transcript(self, model: Model) -> Transcript:
-        options = self._options
+        options, sample = self._options, self._attempts - 1
+        local = _is_local(self.column.name)  # draws by the seed, others by their own
         request = Request(
             self._prompt,
             options.max_tokens,
             temperature=options.temperature,
-            seed=options.seed,
+            seed=(options.seed or 0) + sample if sample and local else options.seed,
+            sample=sample,
             stop_check=lambda text: self._stopped.is_set(),
         )
         request = with_prompt_form(model, request, options.prompt_form)
@@ -189,7 +219,7 @@ class AnswerCard:
             return
         # Read first: what the thread adds while this draws is drawn by the next refresh.
         self._complete = self.state == "done"
-        self._answer.set_text(escape_control_chars(self._text))
+        self._answer.set_content(MARKDOWN.render(escape_control_chars(self._text)))
         self._remarks.set_text(escape_control_chars("\n".join([*self._notes, *self.turn.warnings])))
         self._status.set_text(escape_control_chars(self._describe_status()))
         for answer in self.turn.answers[self._drawn :]:
@@ -258,15 +288,20 @@ class ChatPanel:
     Args:
         columns: Returns the models to query; empty if the page already showed a message.
         settings: Returns the sampling options of a model by its name.
+        example: Returns an example question; called in a thread.
     """
 
     def __init__(
-        self, columns: Callable[[], Sequence[ChatColumn]], settings: Callable[[str], ChatOptions]
+        self,
+        columns: Callable[[], Sequence[ChatColumn]],
+        settings: Callable[[str], ChatOptions],
+        example: Callable[[], str],
     ) -> None:
-        self._columns, self._settings = columns, settings
+        self._columns, self._settings, self._example = columns, settings, example
         self._before: dict[str, list[ChatTurn]] = {}
         self._all: list[dict[str, Any]] = []
-        self._shown: list[AnswerCard] = []
+        self._shown: list[AnswerCard] = []  # that are answering
+        self._latest: list[AnswerCard] = []  # of the last question
         self._log = ui.column().classes("w-full gap-3").props("role=log aria-label=Conversation")
         with ui.row().classes("w-full items-end gap-2"):
             self._field = ui.textarea(placeholder="Ask something").classes("grow min-w-0")
@@ -275,8 +310,12 @@ class ChatPanel:
             self._ask = ui.button("Ask", on_click=self._send_question).props("unelevated")
             self._stop = ui.button("Stop", on_click=self.stop_answers).props("outline")
         with ui.row().classes("gap-2"):
-            ui.button("New conversation", on_click=self._clear).props("flat dense")
-            ui.button("Download", on_click=self._download).props("flat dense")
+            for label, act in (
+                ("Example question", self._fill_example),
+                ("New conversation", self._clear),
+                ("Download", self._download),
+            ):
+                ui.button(label, on_click=act).props("flat dense")
         self._timer = ui.timer(REFRESH_S, self._refresh_answers, active=False)
         self._set_busy(False)
         ui.context.client.on_delete(self.stop_answers)
@@ -292,13 +331,17 @@ class ChatPanel:
             return
         self._field.value = ""
         options = {column.name: self._settings(column.name) for column in columns}
+        for card in self._latest:  # what followed an answer would no longer fit another one
+            card.again.set_visibility(False)
         with self._log:
             ui.label(question).classes("self-end rounded px-3 py-2 chat-question")
             with ui.element("div").classes("w-full chat-answers"):
                 for column in columns:
                     mine = options[column.name]
                     before = self._before.get(column.key, []) if mine.multi_turn else []
-                    self._shown.append(AnswerCard(column, question, before, mine))
+                    card = AnswerCard(column, question, before, mine, self._ask_again)
+                    self._shown.append(card)
+        self._latest = list(self._shown)
         settings = {name: asdict(one) for name, one in options.items()}
         self._all.append({"question": question, "settings": settings, "answers": []})
         self._set_busy(True)
@@ -317,6 +360,21 @@ class ChatPanel:
                 self._before.setdefault(column.key, []).append(turn)
         self._shown = []
 
+    def _ask_again(self, card: AnswerCard) -> None:
+        if self._timer.active:
+            return
+        kept = self._before.get(card.column.key, [])
+        kept[:] = [turn for turn in kept if turn is not card.turn]
+        card.start()
+        self._shown = [card]
+        self._set_busy(True)
+
+    async def _fill_example(self) -> None:
+        try:
+            self._field.value = await run_in_thread(self._example)
+        except UserError as error:
+            ui.notify(str(error), type="negative", multi_line=True)
+
     def stop_answers(self) -> None:
         """Stop waiting for all answers."""
         for card in self._shown:
@@ -325,7 +383,7 @@ class ChatPanel:
     def _clear(self) -> None:
         self.stop_answers()
         self._refresh_answers()
-        self._before, self._all = {}, []
+        self._before, self._all, self._latest = {}, [], []
         self._log.clear()
 
     def _download(self) -> None:
@@ -375,21 +433,26 @@ def register_page(home: AppState) -> None:
     def chat_page(model: str = "") -> None:
         with page_frame("Talk"):
             draw_when_loaded(
-                lambda: expert_mixer.list_model_names(home),
-                lambda names: _draw_chat(home, names, [model] if model else []),
+                lambda: (expert_mixer.label_models(home), model or expert_mixer.newest_best(home)),
+                lambda found: _draw_chat(home, *found),
             )
 
 
-def _draw_chat(home: AppState, names: list[str], chosen: list[str]) -> None:
+def _draw_chat(home: AppState, labels: Mapping[str, str], chosen: str) -> None:
     with ui.card().classes("w-full gap-2"):
-        field = draw_model_field(names, "Models", chosen)
+        field = draw_model_field(labels, "Models, side by side", [chosen])
         ui.label(MODEL_NAME_HELP.replace("\n", " ")).classes("quiet text-sm")
         settings = ChatSettings(0.7)
 
+    def selected_names() -> list[str]:
+        return [name.strip() for name in field.value if name.strip()]
+
     def selected_columns() -> list[ChatColumn]:
-        picked = [name.strip() for name in field.value if name.strip()]
+        picked = selected_names()
         if not picked:
             ui.notify("choose a model first", type="warning")
         return [ChatColumn(name, name, partial(home.roster.model, name)) for name in picked]
 
-    ChatPanel(selected_columns, settings)
+    ChatPanel(
+        selected_columns, settings, lambda: expert_mixer.example_question(home, selected_names())
+    )

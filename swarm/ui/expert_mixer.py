@@ -1,25 +1,33 @@
 """Experts, bests of runs and saved mixtures: what can be mixed by hand, scored and chosen."""
 
+import random
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from swarm._util.terminal import format_interval
+from swarm.api.overrides import compose_config, instantiate_part
 from swarm.errors import UserError
 from swarm.evaluation.positions import MixtureScoring
 from swarm.merging.positions import describe_position
-from swarm.pool.adapter import WEIGHTS_FILE, Adapter, read_adapter, read_note
-from swarm.pool.discovery import find_pool
+from swarm.pool.adapter import WEIGHTS_FILE, Adapter, read_adapter, read_routed_adapter
+from swarm.pool.discovery import find_adapters, find_pool
 from swarm.pool.pool import Pool
 from swarm.report.paired_comparison import PairedComparison
 from swarm.runs.folder import RUNS_FOLDER, RunFolder, find_run_folders
-from swarm.tasks.base import Task
+from swarm.tasks.base import Task, first_round
 from swarm.ui.state import RUN_NAME_PATTERN, AppState, readable
 
 MIXTURES_FOLDER = "mixtures"
 """Folder of saved mixtures, beside that of the runs."""
 
-BASE_ROW = "base"
-"""Row of a pool that represents the base, which adds nothing to a mixture."""
+RUN_PREFIX = f"local/{RUNS_FOLDER}/"
+"""Prefix of the names of the bests of runs."""
+
+EARLIER = ("moa/paper", "moa/lite", "consortium/classic")
+"""Presets that repeat earlier work with its models, many of which are retired; not listed."""
+
+BEST_FOLDER = "global_best"
+"""Folder of a run's best model."""
 
 
 def list_experts(home: AppState) -> Iterator[Adapter | str]:
@@ -44,70 +52,58 @@ def describe_expert(expert: Adapter) -> str:
     return "; ".join(filter(None, facts))
 
 
-class BestOfRun(NamedTuple):
-    """The best of a finished run.
+def list_bests(home: AppState) -> dict[str, str]:
+    """Return the finished runs by name, each with its composition, and utilities on dev and test.
 
-    Attributes:
-        run: Name of the run.
-        words: Its composition, and its utilities on dev and test.
-        coefficients: Coefficients of the pool's experts; `None` if these cannot reproduce it.
-        reason: Reason why they cannot.
+    A damaged run is left out.
     """
-
-    run: str
-    words: str
-    coefficients: dict[str, float] | None
-    reason: str
-
-
-def list_bests(home: AppState) -> list[BestOfRun]:
-    """Return the bests of the finished runs, sorted by name; a damaged run is left out."""
-    have = sorted(folder.name for folder in home.roster.local.expert_folders())
-    found = []
+    found = {}
     for folder in find_run_folders(home.runs_folder):
-        if not (folder / "global_best" / "swarm.json").is_file():
+        if not (folder / BEST_FOLDER / "swarm.json").is_file():
             continue
         try:
             with readable():
                 run = RunFolder(folder)
                 if run.finished is not None and run.verdict:
-                    found.append(_best_of_run(home, run, have))
+                    name = folder.relative_to(home.runs_folder).as_posix()
+                    found[name] = _describe_best(run)
         except UserError:
             continue
     return found
 
 
-def _best_of_run(home: AppState, run: RunFolder, have: Sequence[str]) -> BestOfRun:
+def _describe_best(run: RunFolder) -> str:
     position = run.positions[run.find_best()].tolist()
-    shares = dict(zip(run.experts, position, strict=False))
     words = [describe_position(run.experts, position, run.groups)]
     for split in ("dev", "test"):
         if one := PairedComparison(run).results(split)[1]:
             words.append(f"{split} {format_interval(one.utility, one.interval)}, n = {one.n}")
-    reason = _unmixable_reason(home, run, shares, have)
-    coefficients = None if reason else {name: shares.get(name, 0.0) for name in have}
-    name = run.path.relative_to(home.runs_folder).as_posix()
-    return BestOfRun(name, "; ".join(words), coefficients, reason)
+    return "; ".join(words)
 
 
-def _unmixable_reason(
-    home: AppState, run: RunFolder, shares: Mapping[str, float], have: Sequence[str]
-) -> str:
-    """Return why a run's best cannot be mixed from the present experts; empty if it can."""
-    note = read_note(run.path / "global_best")
-    if note.get("space") != "delta" or len(run.groups) > 1:
-        return "it does not have one coefficient per expert in the delta space"
-    if note.get("learned"):
-        return "it has learned an adapter beside the experts"
-    used = {name for name, share in shares.items() if share and name != BASE_ROW}
-    if missing := sorted(used.difference(have)):
-        return f"{missing[0]} is not an expert of {home.pool}"
-    try:
-        folder = run.config["pool"]["folder"]
-    except (UserError, KeyError, TypeError):
-        return ""
-    same = find_pool(folder).resolve() == find_pool(home.pool).resolve()
-    return "" if same else f"its experts are from {folder}"
+@readable()
+def list_parts(home: AppState, run: str = "") -> dict[str, float]:
+    """Return the local models to mix, with their first coefficients.
+
+    Args:
+        run: Name of a finished run: its best, with a coefficient of 1 (of one that chooses among
+            adapters by the prompt, each of them, the first with 1), and the experts that it mixed.
+            Empty: the application's experts in equal parts.
+
+    Raises:
+        UserError: The run is not readable.
+    """
+    own = [folder.name for folder in home.roster.local.expert_folders()]
+    if not run:
+        return dict.fromkeys(own, 1 / max(1, len(own)))
+    path = home.run_path(run) / BEST_FOLDER
+    best = path.relative_to(home.folder).as_posix()
+    routed = read_routed_adapter(path)
+    parts = [f"{best}/{one.name}" for one in routed[1]] if routed else [best]
+    pool = RunFolder(path.parent).config["pool"]["folder"]
+    if find_pool(pool).resolve() != find_pool(home.pool).resolve():
+        own = [(find_pool(pool) / name).as_posix() for name in find_adapters(find_pool(pool))]
+    return {**dict.fromkeys([*parts, *own], 0.0), parts[0]: 1.0}
 
 
 def save_mixture(home: AppState, coefficients: Mapping[str, float], name: str) -> str:
@@ -123,7 +119,9 @@ def save_mixture(home: AppState, coefficients: Mapping[str, float], name: str) -
     shares = {expert: share for expert, share in coefficients.items() if share}
     if not shares:
         raise UserError("all coefficients are 0, which is the base itself; change one of them")
-    pool = Pool(home.pool, experts=list(shares), space="delta").open(home.roster.local.base)
+    folders = {expert: home.roster.local.get_model(expert).folder for expert in shares}
+    places = {str(folder.resolve()): shares[expert] for expert, folder in folders.items() if folder}
+    pool = Pool(",".join([*places, ""]), space="delta").open(home.roster.local.base)
     target = home.folder / MIXTURES_FOLDER / name
     try:
         # mkdir is atomic: it reserves the name, and an existing mixture is never overwritten.
@@ -132,7 +130,8 @@ def save_mixture(home: AppState, coefficients: Mapping[str, float], name: str) -
         reason = "already exists" if target.is_dir() else f"cannot be written: {error.strerror}"
         raise UserError(f"{MIXTURES_FOLDER}/{name} {reason}; choose another name") from None
     try:
-        pool.save([shares[one] for one in pool.names], target, {"mixed": "by hand"})
+        weights = [places[str((pool.folder / one).resolve())] for one in pool.names]
+        pool.save(weights, target, {"mixed": "by hand"})
     finally:
         if not any(target.iterdir()):
             target.rmdir()
@@ -157,8 +156,6 @@ def score_mixture(
     Raises:
         UserError: A value is not allowed.
     """
-    from swarm.api.overrides import compose_config, instantiate_part
-
     keys = [f"task={task}", f"task.dev_limit={items}", *settings]
 
     def load_task() -> Task:
@@ -182,7 +179,7 @@ def list_model_names(home: AppState) -> list[str]:
 
     names = home.roster.local.list_names()
     local = [name for name in names if not name.startswith(f"{RUNS_FOLDER}/")]
-    local += [f"{RUNS_FOLDER}/{one.run}" for one in list_bests(home)]
+    local += [f"{RUNS_FOLDER}/{name}" for name in list_bests(home)]
     try:
         saved = ConsortiumStore().list_names()
     except UserError:
@@ -192,12 +189,50 @@ def list_model_names(home: AppState) -> list[str]:
         for name in preset_names("moa")
         if all(agent.model for agent in read_preset(name).agents)
     ]
-    return [
+    found = [
         *(f"local/{name}" for name in local),
         *list_saved_mixtures(home),
         *(f"moa/{name}" for name in complete),
         *(f"consortium/{name}" for name in dict.fromkeys([*saved, *preset_names("consortium")])),
     ]
+    return [name for name in found if name not in EARLIER]
+
+
+def label_models(home: AppState) -> dict[str, str]:
+    """Return the models that can be selected with their labels, which say what one still needs."""
+    labels = {}
+    for name in list_model_names(home):
+        labels[name] = name
+        if not name.startswith("local/"):
+            try:
+                home.roster.model(name).check()
+            except UserError as error:
+                key = re.search(r"\b[A-Z][A-Z0-9_]*_(KEY|TOKEN)\b", str(error))
+                labels[name] = f"{name} (needs {key[0]})" if key else f"{name} (not available)"
+    return labels
+
+
+def newest_best(home: AppState) -> str:
+    """Return the model of the newest finished run; the base without one."""
+    finished = (one.name for one in home.run_index.list_runs() if one.state == "finished")
+    return next((f"{RUN_PREFIX}{name}" for name in finished), "local/base")
+
+
+def example_question(home: AppState, names: Sequence[str] = ()) -> str:
+    """Return a random dev item's prompt of the task of the first run among models.
+
+    Without a run, it is one of the default task.
+
+    Raises:
+        UserError: The task cannot be loaded.
+    """
+    runs = [name.removeprefix(RUN_PREFIX) for name in names if name.startswith(RUN_PREFIX)]
+    with compose_config("search", [], home.config_dir) as config, readable():
+        if runs:
+            config = RunFolder(home.run_path(runs[0])).config
+        task = instantiate_part(config["task"])
+        prompt = first_round(task, [random.choice(task.items("dev"))])[0].prompt
+    return prompt if isinstance(prompt, str) else prompt[-1].content
 
 
 def describe_members(name: str) -> str:

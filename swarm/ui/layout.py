@@ -1,6 +1,6 @@
 """Page layout: header, navigation, light and dark theme, and widgets shared by several pages."""
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from html import escape
 from pathlib import Path
@@ -198,15 +198,18 @@ def draw_command() -> ui.label:
     return command
 
 
-def draw_model_field(names: Sequence[str], label: str, chosen: Sequence[str] = ()) -> ui.select:
-    """Draw a field for the names of models: listed ones, and any that is typed."""
+def draw_model_field(
+    labels: Mapping[str, str], label: str, chosen: Sequence[str] = ()
+) -> ui.select:
+    """Draw a field for names of models: labelled ones, and any that is typed."""
     field = ui.select(
-        list(dict.fromkeys([*names, *chosen])),
+        {**labels, **{name: labels.get(name, name) for name in chosen}},
         label=label,
         value=list(chosen),
         multiple=True,
         with_input=True,
         new_value_mode="add-unique",
+        key_generator=lambda name: name,
     )
     field.props("use-chips hint='search, or type a name and press Enter'").classes("w-full")
     return field

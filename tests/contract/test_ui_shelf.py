@@ -11,14 +11,25 @@ import commands
 import pytest
 import run_folders
 import searches
+import tiny
 import ui_pages
 
 from swarm._util.options import run_click
 from swarm.errors import UserError, install_command
+from swarm.models.base import Request
 from swarm.runs.folder import RunFolder
 from swarm.runs.lock import RunLock
 from swarm.ui.__main__ import ui
-from swarm.ui.expert_mixer import list_bests, list_model_names, score_mixture
+from swarm.ui.expert_mixer import (
+    example_question,
+    label_models,
+    list_bests,
+    list_model_names,
+    list_parts,
+    newest_best,
+    save_mixture,
+    score_mixture,
+)
 from swarm.ui.launcher import SearchLauncher, check_search, output_path
 from swarm.ui.pages import new_search
 from swarm.ui.state import AppState, RunIndex
@@ -210,6 +221,24 @@ def test_the_bests_of_a_sweep_are_models(
     for name in ("swept/trial_00", "first"):
         ui_pages.run_folder(tmp_path / "search" / name, tiny_llama, tiny_pool)
     home = AppState(tmp_path, str(tiny_pool), str(tiny_llama), "cpu")
-    assert [one.run for one in list_bests(home)] == ["first", "swept/trial_00"]
+    assert list(list_bests(home)) == ["first", "swept/trial_00"]
     names = list_model_names(home)
     assert {"local/base", "local/amber", "local/search/swept/trial_00"} < set(names)
+    parts = list_parts(home, "swept/trial_00")
+    assert parts == {"search/swept/trial_00/global_best": 1.0, **dict.fromkeys(tiny.NAMES, 0.0)}
+    shares = parts | {"amber": -0.5}
+    saved = save_mixture(home, shares, "less amber")
+    one, other = home.roster.model(saved), home.roster.blend(shares)
+    asked = [Request("the question is", 8, temperature=0.0)]
+    assert one.generate(asked)[0].text == other.generate(asked)[0].text
+    with pytest.raises(UserError, match="already exists"):
+        save_mixture(home, shares, "less amber")
+    assert newest_best(AppState(tmp_path / "none")) == "local/base"
+    assert "Edges: " in example_question(home)
+
+
+def test_models_say_what_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TOGETHER_API_KEY", raising=False)
+    labels = label_models(AppState(tmp_path))
+    assert labels["moa/together"] == "moa/together (needs TOGETHER_API_KEY)"
+    assert labels["local/base"] == "local/base" and "consortium/classic" not in labels

@@ -71,7 +71,7 @@ def choose(page: Any, *names: str) -> None:
 
 
 def text_of(card: Any) -> str:
-    text: str = card.locator("[data-answer]").text_content()
+    text: str = card.locator("[data-answer]").text_content().strip()
     return text
 
 
@@ -102,18 +102,28 @@ def test_a_chat_remembers_stops_and_shows_text_as_text(
         page.get_by_label("System").fill("Be brief.")
         page.get_by_label("System").blur()
         first = ask(page, HOSTILE)
-        assert text_of(first) == f"user: {HOSTILE} / system: Be brief."
-        assert page.locator("img, .chat-answers strong").count() == 0
+        shown_text = HOSTILE.replace("**", "")  # Markdown, but no HTML
+        assert text_of(first) == f"user: {shown_text} / system: Be brief."
+        assert page.locator("#main img, #main script").count() == 0
+        assert first.locator("strong").inner_text() == "bold"
         assert page_endpoint.asked[-1].body["temperature"] == 0.25
         second = ask(page, "again")
-        expected = f"user: again / assistant: user: {HOSTILE} / system: Be brief. / user: {HOSTILE}"
+        expected = f"user: again / assistant: user: {shown_text} / system: Be brief. / user: "
         assert text_of(second).startswith(expected)
+        assert not first.get_by_label("Answer again").is_visible()
+        asked = len(page_endpoint.asked)
+        second.get_by_label("Answer again").click()
+        page.wait_for_function(
+            "() => !document.querySelector('.chat-answers .q-spinner:not(.hidden)')"
+        )
+        assert text_of(second).startswith(expected) and len(page_endpoint.asked) == asked + 1
         second.get_by_text("Stages: 1 call").click()
         second.get_by_text("1. fake/one").click()
         second.get_by_text("Be brief.", exact=True).wait_for()
         with page.expect_download() as coming:
             page.get_by_text("Download").click()
         kept = json.loads(Path(coming.value.path()).read_text())
+        assert len(kept[1]["answers"]) == 2
         assert [one["question"] for one in kept] == [HOSTILE, "again"]
         assert kept[1]["answers"][0]["stages"][0][0]["prompt"][-1]["content"] == "again"
         anew(page)
@@ -171,18 +181,19 @@ def test_sliders_change_the_answer(
     assert len({best, uniform, base}) == 3
     with shown(browser, page_url) as page:
         page.goto(f"{page_url}models")
-        assert text_of(ask(page, QUESTION)) == uniform
+        assert text_of(ask(page, QUESTION)) == uniform.strip()
         anew(page)
         # The model is in memory; measured by the page, from the click to the first text.
         card = ask(page, QUESTION)
         seconds = re.search(r"first text after (\d+\.\d) s, ", card.inner_text())
         assert seconds and float(seconds[1]) < 2.0, card.inner_text()
         anew(page)
-        page.get_by_label("A run's best").click()
-        page.get_by_role("option", name="best of first").click()
+        page.get_by_label("Begin with").click()
+        page.get_by_role("option", name="the best of first").click()
+        page.wait_for_url("**/models?run=first")
         page.get_by_role("switch", name="Ask the base too").click()
         cards = ask(page, QUESTION, 2)
-        assert [text_of(cards.nth(n)) for n in (0, 1)] == [best, base]
+        assert [text_of(cards.nth(n)) for n in (0, 1)] == [best.strip(), base.strip()]
         page.get_by_label("Name").fill("mine")
         page.get_by_text("Save as adapter").click()
         page.get_by_role("link", name="local/mixtures/mine").wait_for()
@@ -197,13 +208,13 @@ def test_sliders_change_the_answer(
         page.mouse.down()
         page.mouse.move(box["x"] + box["width"] + 50, middle, steps=3)
         page.mouse.up()
-        page.get_by_text("sum 2.275").wait_for()
+        page.get_by_text("sum 2.500").wait_for()
         page.get_by_role("spinbutton", name="amber").fill("-0.7")
         page.get_by_role("spinbutton", name="amber").press("Enter")
-        page.get_by_text("sum 0.965").wait_for()
+        page.get_by_text("sum 1.800").wait_for()
         anew(page)
-        moved = dict(zip(tiny.NAMES, [-0.7, *ui_pages.BEST[1:3], 1.5], strict=True))
-        assert text_of(ask(page, QUESTION, 2).first) == said(roster.blend(moved))
+        moved = {f"{page_folder}/search/first/global_best": 1.0, "amber": -0.7, "dune": 1.5}
+        assert text_of(ask(page, QUESTION, 2).first) == said(roster.blend(moved)).strip()
         page.get_by_text("Sum to 1").click()
         page.get_by_text("sum 1.000").wait_for()
 
@@ -225,7 +236,7 @@ def test_a_mixture_is_scored_beside_its_neighbours(
         score.click()
         page.locator("[data-job]", has_text=re.compile("^[1-9]\\d* of \\d+ items")).wait_for()
         page.get_by_text("sum 0.700").wait_for()
-        page.get_by_text("Uniform", exact=True).click()  # the page answers while it scores
+        page.get_by_text("As it was", exact=True).click()  # the page answers while it scores
         page.get_by_text("sum 1.000").wait_for()
         page.get_by_role("button", name="Stop: Score").click()
         page.get_by_text(re.compile("stopped after \\d+ of \\d+ items")).wait_for()

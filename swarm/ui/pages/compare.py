@@ -143,14 +143,14 @@ def register_page(home: AppState) -> None:
 
     @ui.page("/compare")
     def compare_page() -> None:
-        def load() -> tuple[list[str], list[Path]]:
+        def load() -> tuple[dict[str, str], list[Path]]:
             # `Config` is global to the process, which runs nothing but the pages.
             Config.roster = home.roster
             files = (home.folder / "compare").glob("**/data.jsonl")
             newest = sorted(files, key=lambda file: -file.stat().st_mtime)
-            return expert_mixer.list_model_names(home), newest[:MAX_FILES_SHOWN]
+            return expert_mixer.label_models(home), newest[:MAX_FILES_SHOWN]
 
-        def draw(found: tuple[list[str], list[Path]]) -> None:
+        def draw(found: tuple[dict[str, str], list[Path]]) -> None:
             draw_heading("Compare the answers of several models")
             _CompareForm(open_viewer, found[0])
             draw_heading("Answer files on this machine")
@@ -163,11 +163,11 @@ def register_page(home: AppState) -> None:
 class _CompareForm:
     """Form for a question, number of samples and models, with the plot of the answers."""
 
-    def __init__(self, open_viewer: Viewer, names: list[str]) -> None:
+    def __init__(self, open_viewer: Viewer, labels: dict[str, str]) -> None:
         self._open_viewer = open_viewer
         self._comparison: Comparison | None = None
         with ui.card().classes("w-full gap-2"):
-            self._models = draw_model_field(names, "Models, at least two")
+            self._models = draw_model_field(labels, "Models, at least two")
             self._question = ui.textarea("Question").props("autogrow rows=1").classes("w-full")
             with ui.element("div").classes("fields w-full"):
                 self._samples = ui.number("Samples per model", value=10, min=1, max=1000)

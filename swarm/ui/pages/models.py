@@ -1,7 +1,7 @@
 """Page Models: models, sliders that mix experts, questions to mixtures and their scores, pools."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -22,6 +22,7 @@ from swarm.ui.chat import MIXTURE_PREFIX, ChatColumn, ChatPanel, ChatSettings
 from swarm.ui.layout import (
     JobButton,
     draw_alert,
+    draw_empty,
     draw_heading,
     draw_table,
     draw_text,
@@ -46,15 +47,16 @@ def register_page(home: AppState) -> None:
     """Register the pages at /models and /pool?folder=FOLDER."""
 
     @ui.page("/models")
-    def models_page() -> None:
+    def models_page(run: str = "") -> None:
         def load() -> tuple[Any, ...]:
             experts, bests = list(expert_mixer.list_experts(home)), expert_mixer.list_bests(home)
+            parts = expert_mixer.list_parts(home, run)
             endpoints: Mapping[str, Any] | UserError
             try:
                 endpoints = home.roster.providers
             except UserError as error:  # of the user's file; the rest of the page is of use
                 endpoints = error
-            return experts, bests, expert_mixer.list_model_names(home), endpoints
+            return run, parts, experts, bests, expert_mixer.list_model_names(home), endpoints
 
         with page_frame("Models"):
             draw_when_loaded(load, lambda found: _draw_models(home, *found))
@@ -74,17 +76,18 @@ def register_page(home: AppState) -> None:
 
 def _draw_models(
     home: AppState,
+    run: str,
+    parts: Mapping[str, float],
     found: list[Adapter | str],
-    bests: list[expert_mixer.BestOfRun],
+    bests: Mapping[str, str],
     names: list[str],
     providers: Mapping[str, Any] | UserError,
 ) -> None:
     experts = [one for one in found if isinstance(one, Adapter)]
     for wrong in (one for one in found if isinstance(one, str)):
         draw_alert(wrong)
-
-    if experts:
-        _ExpertMixer(home, [one.name for one in experts], bests)
+    if parts:
+        _ExpertMixer(home, run, parts, list(bests))
     with ui.row().classes("items-baseline gap-4"):
         draw_heading("Experts")
         ui.link("Inspect the pool", f"/pool?{urlencode({'folder': home.pool})}")
@@ -96,11 +99,10 @@ def _draw_models(
             ui.label(f"There are no experts in {home.pool}; set another folder with --pool.")
     draw_heading("Best models of runs")
     with ui.card().classes("w-full gap-0"):
-        for best in bests:
-            reason = f"; cannot be mixed here: {best.reason}" if best.reason else ""
-            _draw_row(f"local/search/{best.run}", best.words + reason)
+        for name, words in bests.items():
+            _draw_row(f"{expert_mixer.RUN_PREFIX}{name}", words)
         if not bests:
-            ui.label("No search has finished yet.").classes("quiet")
+            draw_empty("No search has finished yet.", "Start a search", "/start")
     draw_heading("Other models")
     with ui.card().classes("w-full gap-0"):
         for name in expert_mixer.list_saved_mixtures(home):
@@ -120,21 +122,21 @@ class CoefficientSliders:
     """Draws a slider and a number field for each expert in the current container.
 
     Args:
-        names: Names of the experts.
+        parts: First coefficients by the name of a local model.
 
     Attributes:
-        coefficients: Current coefficients by expert; values set by code are not rounded.
+        coefficients: Current coefficients; values set by code are not rounded.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self.coefficients = dict.fromkeys(names, 0.0)
-        self._fields = {name: self._draw_row(name) for name in names}
+    def __init__(self, parts: Mapping[str, float]) -> None:
+        self.coefficients = dict.fromkeys(parts, 0.0)
+        self._fields = {name: self._draw_row(name) for name in parts}
         self._sum = ui.label().classes("quiet text-sm").props("role=status")
-        self.set_all(dict.fromkeys(names, 1 / len(names)))
+        self.set_all(parts)
 
     def _draw_row(self, name: str) -> tuple[ui.slider, ui.number]:
         with ui.element("div").classes("mix-row"):
-            ui.label(name)
+            ui.label(name.removesuffix(f"/{expert_mixer.BEST_FOLDER}"))
             slider = ui.slider(min=MIN_COEFFICIENT, max=MAX_COEFFICIENT, step=0.01, value=0)
             slider.props(f'aria-label="coefficient of {name}"')
             number = ui.number(value=0, step=0.05, format="%.3f").props(f'aria-label="{name}"')
@@ -162,17 +164,23 @@ class _ExpertMixer:
     """Sliders, presets for them, and the resulting mixture: its score, and a conversation.
 
     Args:
-        names: Names of the experts.
+        run: Run whose best is among the parts; empty for none.
+        parts: First coefficients by the name of a local model.
+        runs: Names of the finished runs.
     """
 
     def __init__(
-        self, home: AppState, names: list[str], bests: list[expert_mixer.BestOfRun]
+        self, home: AppState, run: str, parts: Mapping[str, float], runs: list[str]
     ) -> None:
         self._home = home
         draw_heading("Mix by hand")
         with ui.card().classes("w-full gap-3"):
-            self._sliders = CoefficientSliders(names)
-            self._draw_presets(names, bests)
+            if runs:
+                choices = {"": "the adapters alone", **{one: f"the best of {one}" for one in runs}}
+                field = ui.select(choices, value=run if run in choices else "", label="Begin with")
+                field.on_value_change(lambda event: _open_sliders(event.value)).classes("w-full")
+            self._sliders = CoefficientSliders(parts)
+            self._draw_presets(parts)
             self._name = ui.input("Name")
             JobButton("Save as adapter", self._save, lambda: "saving")
         draw_heading("Score the mixture")
@@ -180,33 +188,19 @@ class _ExpertMixer:
         draw_heading("Ask the mixture")
         with ui.card().classes("w-full gap-3"):
             self._beside_base = ui.switch("Ask the base too")
-            ChatPanel(self._chat_columns, ChatSettings(0.0))
+            names = [f"{expert_mixer.RUN_PREFIX}{run}"] * bool(run)
+            example = partial(expert_mixer.example_question, home, names)
+            ChatPanel(self._chat_columns, ChatSettings(0.0), example)
 
-    def _draw_presets(self, names: list[str], bests: list[expert_mixer.BestOfRun]) -> None:
-        """Draw the controls that set the sliders."""
-        choices: dict[str, dict[str, Mapping[str, float]]] = {
-            "One expert": {name: {name: 1.0} for name in names},
-            "A run's best": {
-                f"best of {one.run}": one.coefficients for one in bests if one.coefficients
-            },
-        }
-        uniform = dict.fromkeys(names, 1 / len(names))
+    def _draw_presets(self, parts: Mapping[str, float]) -> None:
+        """Draw the buttons that set the sliders."""
         with ui.row().classes("items-center gap-2 w-full"):
             for label, act in (
-                ("Uniform", lambda: self._sliders.set_all(uniform)),
+                ("As it was", partial(self._sliders.set_all, parts)),
                 ("Sum to 1", self._normalize),
-                ("All 0", lambda: self._sliders.set_all({})),
+                ("All 0", partial(self._sliders.set_all, {})),
             ):
                 ui.button(label, on_click=act).props("outline")
-            for label, options in choices.items():
-                if options:
-                    ui.select(
-                        list(options),
-                        label=label,
-                        on_change=lambda event, options=options: self._sliders.set_all(
-                            options[event.value]
-                        ),
-                    ).classes("min-w-40")
 
     def _normalize(self) -> None:
         shares = self._sliders.coefficients
@@ -227,6 +221,10 @@ class _ExpertMixer:
         shares, name = dict(self._sliders.coefficients), self._name.value or ""
         model = await run_in_thread(expert_mixer.save_mixture, self._home, shares, name)
         _draw_row(model, "saved mixture")
+
+
+def _open_sliders(run: str) -> None:
+    ui.navigate.to(f"/models?{urlencode({'run': run})}" if run else "/models")
 
 
 class _ScoreForm:

@@ -4,16 +4,14 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from swarm._util.terminal import format_interval
+from swarm._util.terminal import format_number
 from swarm.api.overrides import compose_config, instantiate_part
 from swarm.errors import UserError
 from swarm.evaluation.positions import MixtureScoring
-from swarm.merging.positions import describe_position
 from swarm.pool.adapter import WEIGHTS_FILE, Adapter, read_adapter, read_routed_adapter
 from swarm.pool.discovery import find_adapters, find_pool
 from swarm.pool.pool import Pool
-from swarm.report.paired_comparison import PairedComparison
-from swarm.runs.folder import RUNS_FOLDER, RunFolder, find_run_folders
+from swarm.runs.folder import RUNS_FOLDER, RunFolder
 from swarm.tasks.base import Task, first_round
 from swarm.ui.state import RUN_NAME_PATTERN, AppState, readable
 
@@ -53,32 +51,13 @@ def describe_expert(expert: Adapter) -> str:
 
 
 def list_bests(home: AppState) -> dict[str, str]:
-    """Return the finished runs by name, each with its composition, and utilities on dev and test.
-
-    A damaged run is left out.
-    """
-    found = {}
-    for folder in find_run_folders(home.runs_folder):
-        if not (folder / BEST_FOLDER / "swarm.json").is_file():
-            continue
-        try:
-            with readable():
-                run = RunFolder(folder)
-                if run.finished is not None and run.verdict:
-                    name = folder.relative_to(home.runs_folder).as_posix()
-                    found[name] = _describe_best(run)
-        except UserError:
-            continue
-    return found
-
-
-def _describe_best(run: RunFolder) -> str:
-    position = run.positions[run.find_best()].tolist()
-    words = [describe_position(run.experts, position, run.groups)]
-    for split in ("dev", "test"):
-        if one := PairedComparison(run).results(split)[1]:
-            words.append(f"{split} {format_interval(one.utility, one.interval)}, n = {one.n}")
-    return "; ".join(words)
+    """Return the finished runs by name, the newest first, with their bests in words."""
+    return {
+        one.name: f"{one.best}; {format_number(one.score)} on dev; gain {one.gain_text}"
+        for one in home.run_index.list_runs()
+        if one.state == "finished"
+        and (home.runs_folder / one.name / BEST_FOLDER / "swarm.json").is_file()
+    }
 
 
 @readable()
@@ -214,8 +193,7 @@ def label_models(home: AppState) -> dict[str, str]:
 
 def newest_best(home: AppState) -> str:
     """Return the model of the newest finished run; the base without one."""
-    finished = (one.name for one in home.run_index.list_runs() if one.state == "finished")
-    return next((f"{RUN_PREFIX}{name}" for name in finished), "local/base")
+    return next((f"{RUN_PREFIX}{name}" for name in list_bests(home)), "local/base")
 
 
 def example_question(home: AppState, names: Sequence[str] = ()) -> str:

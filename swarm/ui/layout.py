@@ -174,7 +174,7 @@ def draw_table(found: TableBlock, align: str = "right") -> None:
         {"key": n, **{f"c{m}": escape_control_chars(str(cell)) for m, cell in enumerate(row)}}
         for n, row in enumerate(found.rows)
     ]
-    wide = max(sum(map(len, row)) + 4 * len(row) for row in (found.header, *found.rows)) > 48
+    wide = max(sum(map(len, row)) + 4 * len(row) for row in (found.header, *found.rows)) > 64
     ui.table(columns=columns, rows=rows, row_key="key").classes("w-full").props(
         "flat bordered dense wrap-cells hide-pagination :rows-per-page-options=[0]"
         + " :grid=Quasar.Screen.lt.sm" * wide

@@ -5,7 +5,7 @@ import io
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from swarm.merging.positions import describe_position
 from swarm.report.document import Block, Chart, TableBlock
 from swarm.report.paired_comparison import PairedComparison, changed_items_blocks
 from swarm.report.sections import (
+    coefficient_blocks,
     coefficient_table,
     front_blocks,
     headline_figures,
@@ -32,7 +33,6 @@ from swarm.runs.verdict import (
     list_controls,
     shorten_text,
 )
-from swarm.ui.charts import module_chart
 from swarm.ui.launcher import format_command, output_path, read_tail
 from swarm.ui.state import AppState, describe_progress, readable
 
@@ -135,8 +135,8 @@ class RunSeries(NamedTuple):
         verdict: The verdict; before the end, how far the search is.
         figures: Short facts, as (label, value).
         overview: What each expert has on each kind of items.
-        chart: ECharts options of the best so far.
-        details: All else: models, domains, parts, caveats, charts; a dict is options of a heat map.
+        chart: The best so far.
+        details: All else: models, domains, parts, charts, caveats.
         baselines: Models that the best found can be compared with, the first by default.
     """
 
@@ -145,7 +145,7 @@ class RunSeries(NamedTuple):
     figures: list[tuple[str, str]]
     overview: list[Block]
     chart: Chart
-    details: list[Block | dict[str, Any]]
+    details: list[Block]
     baselines: list[str]
     positions: PositionTable
 
@@ -159,21 +159,19 @@ def load_run_series(path: Path) -> RunSeries:
     """
     run = RunFolder(path)
     models = PairedComparison(run)
-    verdict, found, best = summarize_verdict(models), run.verdict, models.end
+    verdict, found = summarize_verdict(models), run.verdict
     if not run.finished:
         # A report cannot know whether the search is still running; the page shows that separately.
         verdict = verdict._replace(headline="Not over yet")
-    number = format_number(float(run.utilities[best])), "best on dev so far"
+    number = format_number(float(run.utilities[models.end])), "best on dev so far"
     if found:
         number = format_number(found.dev.utility), "on dev, not tested"
         if (one := found.strongest) and one.gain:
             gain, _, interval = format_gain(found, one).partition(" [")
             number = gain, f"more than the {one.label} [{interval}"
     chart, *charts = main_charts(models)
-    details: list[Block | dict[str, Any]] = [*start_end_blocks(models), *charts]
-    if len(run.groups) > 1:
-        details.append(module_chart(run, best))
-    details += front_blocks(models)
+    details: list[Block] = [*start_end_blocks(models), *charts]
+    details += [*coefficient_blocks(models), *front_blocks(models)]
     if found:
         details += list_caveats(found) + list_controls(found, run.path)
     return RunSeries(

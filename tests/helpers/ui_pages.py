@@ -143,10 +143,6 @@ def run_folder(folder: Path, base: Path, pool: Path) -> None:
 def fill(home: Path, base: Path, pool: Path, endpoint: endpoints.Endpoint) -> None:
     """Fill the folder where the page is started."""
     runs(home, base, pool)
-    data = home / "compare" / "questions" / "songs" / "data.jsonl"
-    data.parent.mkdir(parents=True)
-    rows = [{"model": "m", "answer": f"song {n} {HOSTILE}"} for n in range(3)]
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     (home / "two.yaml").write_text(
         "proposers: [fake/one, local/amber]\naggregator: fake/two\nquorum: 0\n"
     )

@@ -85,8 +85,9 @@ def test_each_page_opens(browser: Any, page_url: str, size: str, scheme: str) ->
         page.get_by_text("Endpoints:").click()
         page.get_by_text("FAKE_KEY is set").wait_for()
         page.get_by_text("NO_SUCH_KEY is not set").wait_for()
-        shares = page.get_by_text("0.61 amber + 0.40 cedar - 0.23 birch + 0.22 dune; dev 0.500")
-        assert "[0.250, 0.750], n = 12" in shares.text_content()
+        page.get_by_text(
+            "0.61 amber + 0.40 cedar - 0.23 birch + 0.22 dune; 0.500 on dev"
+        ).wait_for()
         assert fake_models.KEY not in page.content()
         fits(page, size)
 
@@ -272,8 +273,7 @@ def test_a_mixture_by_hand_is_what_a_run_has_saved(
         roster.blend({"nobody": 1.0})
 
 
-def test_compare(browser: Any, page_url: str, page_folder: Path) -> None:
-    (page_folder.parent / "outside.jsonl").write_text('{"answer": "no"}\n')
+def test_compare(browser: Any, page_url: str) -> None:
     with shown(browser, page_url, "telephone") as page:
         page.goto(f"{page_url}compare")
         start = page.get_by_role("button", name="Compare", exact=True)
@@ -301,12 +301,3 @@ def test_compare(browser: Any, page_url: str, page_folder: Path) -> None:
         page.goto(page.get_by_role("link", name="Browse the answers").evaluate("one => one.href"))
         page.locator(".answer").wait_for()
         assert page.locator(".answer").inner_text() == "user: yes or no?"
-        page.goto(f"{page_url}compare")
-        for path, words in (("../outside.jsonl", "outside of the folder"), ("a", "no such file")):
-            page.get_by_label("File").fill(path)
-            page.get_by_text("Open", exact=True).click()
-            page.get_by_text(words).wait_for()
-        page.get_by_text("songs/data.jsonl").click()
-        page.locator(".answer").wait_for()
-        assert page.locator(".answer").inner_text() == f"song 0 {HOSTILE}"
-        assert page.url.startswith(f"{page_url}compare/view/")

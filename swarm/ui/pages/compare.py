@@ -1,12 +1,10 @@
-"""Page Compare: one question to several models, and viewers of answer files."""
+"""Page Compare: one question to several models, and pages of their answers."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
-from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi.responses import HTMLResponse
@@ -23,7 +21,6 @@ from swarm.errors import UserError
 from swarm.ui import expert_mixer
 from swarm.ui.layout import (
     JobButton,
-    draw_heading,
     draw_model_field,
     draw_table,
     draw_text,
@@ -34,9 +31,6 @@ from swarm.ui.state import AppState
 
 if TYPE_CHECKING:
     import pandas as pd
-
-MAX_FILES_SHOWN = 200
-"""Maximum number of answer files listed."""
 
 VIEWER_PATH = "/compare/view"
 """Path of the pages of answers, each under a number."""
@@ -109,24 +103,6 @@ class Comparison:
         return df, section, remarks
 
 
-def resolve_file(home: AppState, path: str) -> Path:
-    """Resolve a path below the folder in which the application was started.
-
-    Raises:
-        UserError: The path is outside of the folder, or does not exist.
-    """
-    folder = home.folder.resolve()
-    file = (folder / path.strip()).resolve()
-    if not file.is_relative_to(folder):
-        raise UserError(
-            f"{path}: is outside of the folder where the page was started, {folder}; "
-            "start the page there, or open the file with python -m swarm.compare view"
-        )
-    if not file.is_file():
-        raise UserError(f"{path}: no such file below {folder}; give a .jsonl or .csv file")
-    return file
-
-
 def register_page(home: AppState) -> None:
     """Register the page at /compare, and those of answers."""
     pages: list[str] = []  # of answers that were opened, in HTML
@@ -135,7 +111,7 @@ def register_page(home: AppState) -> None:
     def view_page(number: int) -> HTMLResponse:
         if 0 <= number < len(pages):
             return HTMLResponse(pages[number])
-        return HTMLResponse("this page has ended; open the file again at /compare", 404)
+        return HTMLResponse("this page has ended; compare again at /compare", 404)
 
     def open_viewer(data: Any, name: str) -> str:
         pages.append(render_page(load_rows(data), name))
@@ -143,21 +119,13 @@ def register_page(home: AppState) -> None:
 
     @ui.page("/compare")
     def compare_page() -> None:
-        def load() -> tuple[dict[str, str], list[Path]]:
+        def load() -> dict[str, str]:
             # `Config` is global to the process, which runs nothing but the pages.
             Config.roster = home.roster
-            files = (home.folder / "compare").glob("**/data.jsonl")
-            newest = sorted(files, key=lambda file: -file.stat().st_mtime)
-            return expert_mixer.label_models(home), newest[:MAX_FILES_SHOWN]
-
-        def draw(found: tuple[dict[str, str], list[Path]]) -> None:
-            draw_heading("Compare the answers of several models")
-            _CompareForm(open_viewer, found[0])
-            draw_heading("Answer files on this machine")
-            _draw_files(home, open_viewer, found[1])
+            return expert_mixer.label_models(home)
 
         with page_frame("Compare"):
-            draw_when_loaded(load, draw)
+            draw_when_loaded(load, lambda labels: _CompareForm(open_viewer, labels))
 
 
 class _CompareForm:
@@ -203,25 +171,3 @@ class _CompareForm:
     def _describe_progress(self) -> str:
         found = self._comparison
         return f"{found.run.received} of {found.total} answers" if found else ""
-
-
-def _draw_files(home: AppState, open_viewer: Viewer, found: list[Path]) -> None:
-    """Draw the list of answer files and an input field for other paths."""
-
-    async def open_file() -> None:
-        file = resolve_file(home, field.value or "")
-        ui.navigate.to(await run_in_thread(open_viewer, file, file.name))
-
-    async def open_listed(path: str) -> None:
-        field.set_value(path)
-        await button.run()
-
-    with ui.card().classes("w-full gap-2"):
-        field = ui.input("File").classes("w-full")
-        button = JobButton("Open", open_file, lambda: "reading")
-        ui.label(f"A .jsonl or .csv file with a column answer in {home.folder}.").classes("quiet")
-        for path in (str(file.relative_to(home.folder)) for file in found):
-            listed = ui.button(path, on_click=partial(open_listed, path))
-            listed.props("flat dense align=left").classes("text-left text")
-        if not found:
-            ui.label("There are no results of python -m swarm.compare run yet.").classes("quiet")

@@ -17,7 +17,7 @@ from swarm.moa.cli import format_endpoint
 from swarm.pool.adapter import Adapter
 from swarm.pool.inspection import PoolInspection, inspect_folder, list_remarks, table_of_experts
 from swarm.report.document import TableBlock
-from swarm.ui import charts, expert_mixer
+from swarm.ui import expert_mixer
 from swarm.ui.chat import MIXTURE_PREFIX, ChatColumn, ChatPanel, ChatSettings
 from swarm.ui.layout import (
     JobButton,
@@ -296,9 +296,9 @@ def draw_inspection(found: PoolInspection) -> None:
         draw_table(TableBlock("", header, rows), "left")
     ui.label(NORM_HELP).classes("quiet text-sm")
     if len(found.used) > 1:
-        with ui.card().classes("w-full max-w-3xl gap-2"):
-            draw_heading("Cosines of the updates")
-            options = charts.cosine_chart(found.used, found.cosines)
-            chart = ui.echart(options, theme=charts.THEME).classes("w-full")
-            chart.style(f"height: {max(16, 2 * len(found.used) + 8)}rem")
-            chart.props('role=img aria-label="Cosines of the updates"')
+        rows = [
+            [name, *(f"{cosine:.2f}" for cosine in row)]
+            for name, row in zip(found.used, found.cosines, strict=True)
+        ]
+        draw_heading("Cosines of the updates")
+        draw_table(TableBlock("", ["adapter", *found.used], rows))

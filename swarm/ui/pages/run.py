@@ -307,8 +307,8 @@ class RunPage:
             await self._refresh_page()
 
 
-def _draw_blocks(blocks: Sequence[Block | dict[str, Any]]) -> None:
-    """Draw blocks of the report; a dict is options of a chart."""
+def _draw_blocks(blocks: Sequence[Block]) -> None:
+    """Draw blocks of the report."""
     for one in blocks:
         if isinstance(one, TableBlock):
             draw_table(one)
@@ -317,11 +317,9 @@ def _draw_blocks(blocks: Sequence[Block | dict[str, Any]]) -> None:
             ui.html(render_changed_items(one), sanitize=False).classes("w-full")
         elif isinstance(one, ListBlock):
             _draw_blocks(one.lines)
-        elif isinstance(one, Chart | dict):
-            title = one.title if isinstance(one, Chart) else "Weights of the best by module"
-            draw_heading(title)
-            options = chart_options(one) if isinstance(one, Chart) else one
-            chart = ui.echart(options, theme=THEME).classes("w-full h-80")
-            chart.props["role"], chart.props["aria-label"] = "img", title
+        elif isinstance(one, Chart):
+            draw_heading(one.title)
+            chart = ui.echart(chart_options(one), theme=THEME).classes("w-full h-80")
+            chart.props["role"], chart.props["aria-label"] = "img", one.title
         else:
             draw_text(one)

@@ -205,8 +205,7 @@ Evaluable = str | Path | Result | Best | Model | Candidate | Callable[..., str]
 
 
 def evaluate(
-    model: Evaluable | None = None,
-    /,
+    model: Evaluable,
     task: str | Task = DEFAULT_TASK,
     split: Literal["dev", "test"] = "test",
     *,
@@ -221,8 +220,7 @@ def evaluate(
     Args:
         model: A model name ("local/rooms", "ollama/qwen2:7b", "moa/lite"); the folder of an
             adapter, a model or a run; a result or one of its bests; a custom model or candidate; or
-            a function f(prompt) -> text. It may be given by name, model=..., also after the task:
-            evaluate("gsm8k", model="local/rooms").
+            a function f(prompt) -> text.
         task: An option of conf/task, the path of a data file, or `swarm.api.task(items, function)`.
         split: "test" or "dev".
         device: "cpu", "cuda" or e.g. "cuda:1"; `None` is the first GPU, or the CPU without one.
@@ -234,12 +232,6 @@ def evaluate(
     Raises:
         UserError: An input is invalid, or a model is unavailable.
     """
-    if "model" in settings:
-        if model is not None:
-            if task != DEFAULT_TASK or not isinstance(model, str | Task):
-                raise UserError("model: given twice; call evaluate(MODEL, task=TASK)")
-            task = model
-        model = settings.pop("model")
     keys = {f"task.{key}": value for key, value in settings.items()}
     arguments = [*to_overrides(keys), *to_overrides(overrides)]
     if isinstance(task, str):

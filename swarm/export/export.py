@@ -57,8 +57,8 @@ def check_repository(repository: str) -> None:
             raise UserError(f"push_to_hub={repository}: {reason}")
 
 
-def push_folder(folder: Path, repository: str, private: bool) -> str:
-    """Create the repository if needed, upload the folder's files, and return the URL.
+def push_folder(folder: Path, repository: str) -> str:
+    """Upload the folder's files, to a new private repository if there is none; return the URL.
 
     Raises:
         UserError: The hub is unreachable, or rejects the upload.
@@ -69,7 +69,7 @@ def push_folder(folder: Path, repository: str, private: bool) -> str:
     disable_progress_bars()
     with wrap_load_errors(f"push_to_hub={repository}: {folder} is written, but the upload failed"):
         hub = HfApi()
-        address = hub.create_repo(repository, private=private, exist_ok=True)
+        address = hub.create_repo(repository, private=True, exist_ok=True)
         hub.upload_folder(repo_id=repository, folder_path=folder, commit_message="Export")
         return str(address)
 
@@ -130,15 +130,12 @@ class Export:
     to: Text
     format: Literal["peft", "merged", "gguf", "gguf_lora", "parts"] = "peft"
     rank: Positive | None = None
-    particle: Count | None = None
     dtype: Literal["bfloat16", "float32", "float16"] | None = None
     base: Text | None = None
     push_to_hub: Text | None = None
-    private: bool = True
     point: Count | None = None
     baseline: Text | None = None
     quantize: Literal["q8_0", "q4_0"] | None = None
-    route: Text | None = None
 
     def __post_init__(self) -> None:
         if self.dtype and self.format != "merged":
@@ -146,13 +143,12 @@ class Export:
         if self.quantize and self.format != "gguf":
             raise UserError(f"quantize={self.quantize}: only with format=gguf")
         self.folder, self.merged = as_path(self.to), self.format in ("merged", "gguf")
-        source = read_source(self.given, self.particle, self.point, self.baseline)
-        self.source = source.choose_route(self.route)
+        self.source = read_source(self.given, self.point, self.baseline)
         if self.source.routes and self.format != "peft":
             raise UserError(
                 f"format={self.format}: {self.source.folder} has an adapter for each of "
-                f"{len(self.source.routes)} kinds of prompts; use format=peft, or export one with "
-                f"route=NAME: {', '.join(self.source.routes)}"
+                f"{len(self.source.routes)} kinds of prompts; use format=peft, or export one of "
+                f"its folders, {self.source.adapter_folders[0]}"
             )
         if self.source.is_full_model and (self.dtype or not self.merged):
             raise UserError(
@@ -208,7 +204,7 @@ class Export:
         lines = [f"wrote {self.to}: {size / 1e6:.3g} MB"]
         lines += describe_cut(self.source.note["cut"]) if self.rank else []
         if self.push_to_hub:
-            address = push_folder(self.folder, self.push_to_hub, self.private)
+            address = push_folder(self.folder, self.push_to_hub)
             lines.append(f"uploaded to the hub: {address}")
         if self.source.unfinished:
             lines.append(self.source.unfinished)
@@ -297,16 +293,7 @@ class Export:
             dtype = self.quantize or "float16"
         words = ["python", "-m", "swarm.export", f"search/{as_path(self.given).name}"]
         words.append(f"to={self.folder.name}")
-        for key in (
-            "format",
-            "rank",
-            "particle",
-            "point",
-            "baseline",
-            "route",
-            "dtype",
-            "quantize",
-        ):
+        for key in ("format", "rank", "point", "baseline", "dtype", "quantize"):
             value = getattr(self, key)
             words += [f"{key}={value}"] if value not in (None, "peft") else []
         # The title is the name elsewhere; the command has the folder.

@@ -11,7 +11,6 @@ from swarm._util.terminal import pluralize
 from swarm.engine.base_model import BaseModel
 from swarm.errors import UserError
 from swarm.finetune.run import read_state as read_tuning
-from swarm.merging.positions import ROUTE_SEPARATOR, group_by_route
 from swarm.pool.adapter import CONFIG_FILE, read_adapter, read_note, read_routed_adapter
 from swarm.pool.pool import Pool
 from swarm.report.analyses import search_signal
@@ -110,37 +109,9 @@ class ExportSource:
             raise UserError(f"{self.folder} names no base model; give one as base=FOLDER_OR_HUB_ID")
         return BaseModel(name)
 
-    def choose_route(self, name: str | None) -> "ExportSource":
-        """Return the source with the adapter of one route alone; `None` keeps all.
-
-        Raises:
-            UserError: There is no such route.
-        """
-        if name is None:
-            return self
-        if name not in self.routes:
-            names = ", ".join(self.routes) or "none: it is one adapter, omit route"
-            raise UserError(f"route={name}: {self.folder} has these routes: {names}")
-        note, groups = dict(self.note), self.note.get("groups", [])
-        if mine := group_by_route(groups).get(name, []):
-            count = len(note["experts"])
-            note["groups"] = [groups[i].partition(ROUTE_SEPARATOR)[2] for i in mine]
-            note["coefficients"] = [
-                c for i in mine for c in note["coefficients"][i * count : (i + 1) * count]
-            ]
-        return replace(
-            self,
-            folder=self.folder / name,
-            routes=(),
-            note=note,
-            name=f"{self.name} ({name})",
-            verdict=None,
-        )
-
 
 def read_source(
     given: str,
-    particle: int | None = None,
     point: int | None = None,
     baseline: str | None = None,
 ) -> ExportSource:
@@ -148,7 +119,6 @@ def read_source(
 
     Args:
         given: The folder.
-        particle: For a search: use this particle's personal best.
         point: For a search: use this point of its front, saved to front/point_NUMBER in its folder.
         baseline: For a search: use this alternative of its verdict, `EXPERT` or a name of
             `swarm.loop.final_evaluation.BASELINE_LABELS`, saved to baselines/NAME in its folder.
@@ -157,14 +127,13 @@ def read_source(
         UserError: It does not exist.
     """
     path = find_path(given)
-    chosen = {"particle": particle, "point": point, "baseline": baseline}
-    named = [f"{key}={value}" for key, value in chosen.items() if value is not None]
+    named = [f"point={point}"] * (point is not None) + [f"baseline={baseline}"] * bool(baseline)
     search = (path / run_files.RECORD_FILE).is_file()
     if named and (not search or len(named) > 1):
         raise UserError(f"{' '.join(named)}: one of these may be set, and of a search alone")
     source = ExportSource(path.resolve().name, path)
     if search:
-        source = _read_search(source, RunFolder(path), particle, point, baseline)
+        source = _read_search(source, RunFolder(path), point, baseline)
     elif (path / TUNING_FILE).is_file():
         for file in (path / TUNING_FILE, path / "tuned"):
             verify_run_file(file)
@@ -191,7 +160,6 @@ def read_source(
 def _read_search(
     source: ExportSource,
     run: RunFolder,
-    particle: int | None,
     point: int | None,
     baseline: str | None,
 ) -> ExportSource:
@@ -217,11 +185,7 @@ def _read_search(
         unfinished=unfinished,
         arguments=clean_words([*map(str, command["arguments"])]) if command else (),
     )
-    if particle is not None:
-        if particle >= run.particles:
-            raise UserError(f"particle={particle}: the search has 0 to {run.particles - 1}")
-        source = replace(source, folder=path / f"particle_{particle}/personal_best")
-    elif point is not None:
+    if point is not None:
         source = _save_front_point(source, run, point)
     elif baseline is not None:
         source = _save_baseline(source, run, baseline)

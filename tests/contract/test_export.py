@@ -119,10 +119,10 @@ def test_the_best_of_a_search_as_an_adapter_with_its_card(
         assert searches.tree(other) == before
 
 
-def test_particles_and_alternatives_of_a_search(found: Path, tmp_path: Path) -> None:
-    card = written(found, tmp_path / "third", particle=3)
-    best, mine = note_of(found / "particle_3" / "personal_best"), note_of(tmp_path / "third")
-    assert mine["coefficients"] == best["coefficients"] and mine["particle"] == 3
+def test_personal_bests_and_alternatives_of_a_search(found: Path, tmp_path: Path) -> None:
+    saved = found / "particle_3" / "personal_best"
+    card, mine = written(saved, tmp_path / "third"), note_of(tmp_path / "third")
+    assert mine["coefficients"] == note_of(saved)["coefficients"] and mine["particle"] == 3
     assert "it was not tested" in card
     verdict = read_verdict(read_state(found))
     names = {one.name for one in verdict.alternatives} - {"base", "constant", "experts"}
@@ -133,9 +133,8 @@ def test_particles_and_alternatives_of_a_search(found: Path, tmp_path: Path) -> 
     mine = note_of(tmp_path / "expert")
     assert mine["coefficients"] == [float(name == verdict.expert) for name in mine["experts"]]
     for keys, error in (
-        ({"particle": 99}, r"particle=99: the search has 0 to 5$"),
         ({"baseline": "base"}, r"baseline=base: .* has these: .*expert$"),
-        ({"baseline": "expert", "particle": 1}, "one of these may be set"),
+        ({"baseline": "expert", "point": 1}, "one of these may be set"),
     ):
         with pytest.raises(UserError, match=error):
             Export(str(found), str(tmp_path / "x"), **keys)
@@ -241,8 +240,8 @@ def test_a_fine_tuning_and_a_whole_model(tiny_llama: Path, tiny_pool: Path, tmp_
     card = written(run, tmp_path / "mine")
     assert "fine-tuned by gradient for the task mmlu" in card and "| tuned " in card
     assert "amber, trained further for" in card
-    with pytest.raises(UserError, match="particle=0"):
-        Export(str(run), str(tmp_path / "x"), particle=0)
+    with pytest.raises(UserError, match="baseline=expert"):
+        Export(str(run), str(tmp_path / "x"), baseline="expert")
     shutil.copytree(tiny_llama, tmp_path / "whole")
     models = {"experts": ["mine", "one"], "models": [str(tmp_path / "mine"), "owner/one"]}
     note = models | {"coefficients": [0.5, 0.5], "space": "weights"}
@@ -262,8 +261,7 @@ def test_a_fine_tuning_and_a_whole_model(tiny_llama: Path, tiny_pool: Path, tmp_
         ({"format": "onnx"}, "format=onnx"),
         ({"dtype": "float32"}, "dtype=float32"),
         ({"format": "merged", "quantize": "q8_0"}, "quantize=q8_0: only with format=gguf"),
-        ({"private": "no"}, "private=no: must be true or false"),
-        ({"particle": "x"}, "particle=x"),
+        ({"point": "x"}, "point=x"),
         ({"push_to_hub": "only-a-name"}, "user/name"),
         ({"push_to_hub": "user/name"}, "HF_HUB_OFFLINE"),
         ({"format": "merged", "base": "nowhere/at/all"}, "nowhere/at/all"),
@@ -368,14 +366,14 @@ def test_a_mistake_on_the_command_line_is_one_line(found: Path, tmp_path: Path) 
     for words, said in (
         ([], "give one run folder"),
         (["a", "b"], "give one run folder"),
-        ([found, "to=x", "particl=3"], "particl: no such key; did you mean particle?"),
+        ([found, "to=x", "poin=3"], "poin: no such key; did you mean point?"),
         ([found, "to=[a"], "cannot be parsed"),
         ([found], "to: is missing"),
         ([tmp_path, "to=x"], "neither an adapter nor a model"),
     ):
         done = commands.run("swarm.export", *words)
         assert done.code in (1, 2) and said in done.err and len(done.err.splitlines()) == 1
-    words = ["to=2026-11-27", "particle=2", "private=false"]
+    words = ["to=2026-11-27"]
     done = commands.run("swarm.export", found, *words, cwd=tmp_path)
     assert done.code == 0 and (tmp_path / "2026-11-27" / "README.md").is_file(), done.err
     assert "push_to_hub" in commands.run("swarm.export", "--help").out

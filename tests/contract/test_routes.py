@@ -401,8 +401,8 @@ def saved_answers_are_the_searchs(run: RunFolder, particle: int, base: Path) -> 
 
 def exports_work(folder: Path, particle: int, base: Path, home: Path) -> None:
     """Of all routes, whose card chooses the adapter of a prompt without this package; of one."""
-    how: dict[str, Any] = {"particle": particle, "base": str(base)}
-    Export(str(folder), str(home / "all"), **how).write()
+    saved = folder / f"particle_{particle}" / "personal_best"
+    Export(str(saved), str(home / "all"), base=str(base)).write()
     routed = read_routed_adapter(home / "all")
     assert routed
     router, card = routed[0], (home / "all" / "README.md").read_text()
@@ -425,26 +425,23 @@ def exports_work(folder: Path, particle: int, base: Path, home: Path) -> None:
     limits = {"max_new_tokens": 4, "do_sample": False}
     written = model.generate(**words, **limits)[:, -4:].tolist()
     for name, text, ids in zip(names, texts, written, strict=True):
-        saved = PeftModel.from_pretrained(tiny.load(base), home / "all" / name)
+        single = PeftModel.from_pretrained(tiny.load(base), home / "all" / name)
         alone = engine._tokenizer(text, return_tensors="pt")
-        assert saved.generate(**alone, **limits)[0, -4:].tolist() == ids
+        assert single.generate(**alone, **limits)[0, -4:].tolist() == ids
         assert model.generate(**alone, **limits)[0, -4:].tolist() == ids
     rules = yaml.safe_load((home / "all" / "semantic_router.yaml").read_text())
     shown = rules["routing"]["signals"]["embeddings"]
     assert [(one["name"], *one["candidates"]) for one in shown] == [
         *zip(router.names, router.examples, strict=True)
     ]
-    hub = Export(str(folder), str(home / "all"), particle=particle, push_to_hub="user/name")
+    hub = Export(str(saved), str(home / "all"), push_to_hub="user/name")
     code = hub.render_card().partition("```python\n")[2].partition("```")[0]
     assert 'append(snapshot_download("user/name"))' in code and compile(code, "card", "exec")
-    name = router.names[1]
-    Export(str(folder), str(home / "one"), **how, route=name).write()
-    assert read_adapter(home / "one").shapes == read_adapter(routed[1][1]).shapes
-    with pytest.raises(UserError, match=r"format=merged: .*route=NAME"):
-        Export(str(folder), str(home / "x"), "merged", particle=particle)
-    with pytest.raises(UserError, match=r"route=nothing: .* has these routes"):
-        Export(str(folder), str(home / "x"), particle=particle, route="nothing")
-    Export(str(folder), str(home / "y"), "merged", **how, route=name).write()
+    for kind in ("merged", "parts"):
+        with pytest.raises(UserError, match=rf"format={kind}: .*export one of its folders"):
+            Export(str(saved), str(home / "x"), kind)
+    one = saved / router.names[1]
+    Export(str(one), str(home / "y"), "merged", base=str(base)).write()
 
 
 def test_a_route_without_dev_items_is_left_out() -> None:

@@ -44,6 +44,7 @@ def write_pages(folder: Path) -> None:
     """Write the Markdown of the complete site to `folder`, which is replaced."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "docs", folder)
+    shutil.copy(ROOT / "swarm" / "report" / "icon.svg", folder)
     for page, source in SOURCES.items():
         shutil.copy(ROOT / source, folder / page)
     texts = {

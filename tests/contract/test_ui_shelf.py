@@ -32,6 +32,7 @@ from swarm.ui.expert_mixer import (
 )
 from swarm.ui.launcher import SearchLauncher, check_search, output_path
 from swarm.ui.pages import new_search
+from swarm.ui.run_data import take_snapshot
 from swarm.ui.state import AppState, RunIndex
 
 
@@ -56,19 +57,23 @@ def test_only_what_changed_is_read_again(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_states_of_a_run(tmp_path: Path) -> None:
-    run, index = run_folders.folder(tmp_path / "run", finished=False), RunIndex(tmp_path)
+    home = AppState(tmp_path)
+    run = run_folders.folder(home.runs_folder / "run", finished=False)
 
     def state() -> tuple[str, str]:
-        (line,) = index.list_runs()
+        (line,) = home.run_index.list_runs()
         return line.state, line.details
 
     assert state() == ("stopped", "after round 4")
     now = {"activity": "round 4", "iteration": 4, "max_iterations": 50, "done": 3, "total": 9}
+    now |= {"seconds_left": 134, "answers": [{"model": "rooms", "text": "yes", "value": 1.0}]}
     hold = RunLock(run, lambda: now)
     ends = time.monotonic() + 60
     while state() != ("running", "round 4 of at most 50, 3 of 9 items"):
         assert time.monotonic() < ends, state()
         time.sleep(0.05)
+    seen = take_snapshot(home, "run")
+    assert (seen.left, seen.answers) == ("2 min 14 s", [["rooms", "yes", "1.0"]])
     note = (run / "running.json").read_text()
     hold.close()
     (run / "running.json").write_text(note)

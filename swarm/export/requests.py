@@ -66,18 +66,23 @@ def write_parts(
 
 
 def semantic_router(router: PromptRouter, base: str) -> dict[str, Any]:
-    """Return a configuration of vLLM Semantic Router: an adapter for each kind of prompt.
+    """Return a configuration of vLLM Semantic Router 0.4: an adapter for each kind of prompt.
 
     It has its own embeddings, which are compared with one prompt of each kind.
     """
     kinds = list(zip(router.names, router.examples, strict=True))
-    backend = {"name": "vllm", "endpoint": f"127.0.0.1:{VLLM_PORT}", "protocol": "http"}
+    backend = {
+        "name": "vllm",
+        "provider": "vllm",
+        "endpoint": f"127.0.0.1:{VLLM_PORT}",
+        "protocol": "http",
+    }
     nearest = {"enable_soft_matching": True, "top_k": 1, "min_score_threshold": 0.0}
     return {
         "version": "v0.3",
         "listeners": [{"name": "http", "address": "127.0.0.1", "port": ROUTER_PORT}],
         "providers": {
-            "defaults": {"default_model": base},
+            "defaults": {"model": base},
             "models": [{"name": base, "backend_refs": [backend]}],
         },
         "routing": {

@@ -12,15 +12,15 @@ from click.core import ParameterSource
 
 from swarm._util.cli import run_program
 from swarm._util.options import CONTEXT, SettingType, run_click
-from swarm._util.settings import Count, Positive, Text
+from swarm._util.settings import Positive, Text
 from swarm._util.terminal import escape_control_chars
 from swarm.errors import UserError, require_packages
 
-HTTP_OPTIONS = ("host", "port", "api_key_env", "insecure", "concurrency", "queue", "trace")
+HTTP_OPTIONS = ("host", "port", "concurrency", "trace")
 """Options without a meaning for MCP."""
 
 KEY_VARIABLE = "SWARM_API_KEY"
-"""Default environment variable of the API key required from clients."""
+"""Environment variable of the API key required from clients."""
 
 EPILOG = """\b
 python -m swarm.serve                            all available models
@@ -58,24 +58,11 @@ others need a key: export SWARM_API_KEY=... before the server starts. Ctrl-C sto
     help="0 selects a free one.",
 )
 @click.option(
-    "--api-key-env",
-    metavar="NAME",
-    help=f"Environment variable with the key required from clients; {KEY_VARIABLE} if set.",
-)
-@click.option("--insecure", is_flag=True, help="Allow other addresses without a key.")
-@click.option(
     "--concurrency",
     type=SettingType(Positive),
     default=32,
     show_default=True,
     help="Maximum number of concurrent requests.",
-)
-@click.option(
-    "--queue",
-    type=SettingType(Count),
-    default=256,
-    show_default=True,
-    help="Maximum number of waiting requests; more get a 429.",
 )
 @click.option(
     "--max-tokens",
@@ -92,15 +79,11 @@ def serve(context: click.Context, **options: Any) -> None:
     if options["protocol"] == "mcp":
         for name in HTTP_OPTIONS:
             if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-                flag = name.replace("_", "-")
-                raise UserError(f"--{flag}: mcp has no address and no clients; omit it", 2)
+                raise UserError(f"--{name}: mcp has no address and no clients; omit it", 2)
         return _serve_mcp(options)
-    host, variable = options["host"], options["api_key_env"] or KEY_VARIABLE
-    key = os.environ.get(variable, "").strip()
-    if options["api_key_env"] and not key:
-        raise UserError(f"--api-key-env {variable}: this environment variable is not set", 2)
+    host, key = options["host"], os.environ.get(KEY_VARIABLE, "").strip()
     if not (key.isascii() and key.isprintable()):
-        raise UserError(f"{variable}: a key has printable ASCII characters only", 2)
+        raise UserError(f"{KEY_VARIABLE}: a key has printable ASCII characters only", 2)
     require_packages("serve", "fastapi", "uvicorn")
     # Spinning OpenMP threads slow down other computations; must be set before torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -108,12 +91,8 @@ def serve(context: click.Context, **options: Any) -> None:
     from swarm.serve.server import bind_socket, build_server, is_loopback, server_url
 
     local = is_loopback(host)
-    if not (key or options["insecure"] or local):
-        raise UserError(
-            f"--host {host}: reachable by others without a key: set {variable}, or pass "
-            "--insecure to allow this",
-            2,
-        )
+    if not (key or local):
+        raise UserError(f"--host {host}: others could use it; set a key in {KEY_VARIABLE}", 2)
     models = _load_models(options)
     with bind_socket(host, options["port"]) as bound:
         path = options["trace"]
@@ -126,18 +105,18 @@ def serve(context: click.Context, **options: Any) -> None:
             for model in models.values():
                 model.open(device)
         url, names = server_url(bound), list(models)
-        header = f' -H "Authorization: Bearer ${variable}"' if key else ""
+        header = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if key else ""
         body = f'{{"model": "{names[0]}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
         lazy = not options["preload"] and any(name.startswith("local/") for name in names)
         for line in (
-            f"serving {len(names)} models at {url}" + (f", key in {variable}" if key else ""),
+            f"serving {len(names)} models at {url}" + (f", key in {KEY_VARIABLE}" if key else ""),
             *(f"  {name}" for name in names),
             *(["local models are loaded at the first request; --preload loads them now"] * lazy),
             f"curl {url}/chat/completions -H 'Content-Type: application/json'{header} -d '{body}'",
             "Ctrl-C stops it",
         ):
             print(escape_control_chars(line), flush=True)
-        limits = options["concurrency"], options["queue"], options["max_tokens"]
+        limits = options["concurrency"], options["max_tokens"]
         build_server(models, key or None, local, *limits, trace).run([bound])
 
 

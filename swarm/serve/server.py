@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 SHUTDOWN_GRACE_S = 5
 """Seconds for open connections to receive the shutdown error."""
 
+QUEUE = 256
+"""Maximum number of waiting requests."""
+
 SPARE_CONNECTIONS = 128
 """Connections beside those of answered and waiting requests."""
 
@@ -27,9 +30,9 @@ def build_server(
     key: str | None = None,
     local: bool = True,
     concurrency: int = 32,
-    queue: int = 256,
     longest: int | None = None,
     trace: "Trace | None" = None,
+    queue: int = QUEUE,
 ) -> "Server":
     """Build a server of models by name, to run on a socket; see `swarm.serve.app.ChatService`."""
     import uvicorn

@@ -180,7 +180,7 @@ class RequestQueue:
         if self.stopped:
             raise shutdown_error()
         if len(self.runs) >= self.concurrency + self.queue:
-            message = f"{self.queue} requests are waiting already (--queue); try again later"
+            message = f"{self.queue} requests are waiting already; try again later"
             raise HttpError(message, 429, again=True, after=1.0)
 
     def stop_all(self) -> None:

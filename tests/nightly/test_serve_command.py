@@ -44,13 +44,11 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 WRONG = {
-    "--host 0.0.0.0": "--host 0.0.0.0: reachable by others without a key: set SWARM_API",
-    "--api-key-env UNSET_KEY": "--api-key-env UNSET_KEY: this environment variable is not set",
+    "--host 0.0.0.0": "--host 0.0.0.0: others could use it; set a key in SWARM_API_KEY",
     "--port 70000": "70000 is not in the range 0<=x<=65535",
     "--concurrency 0": "0: must be an integer, at least 1",
     "--prot 1": "Did you mean one of: '--pool', '--port'",
     "--model moa/none": "preset 'none': not found",
-    "--model function/json:dumps --host nobody.invalid --insecure": "nobody.invalid:8000 cannot be",
     "--model function/json:dumps --port {taken}": "--port 0 selects a free one",
 }
 

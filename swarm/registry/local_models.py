@@ -433,6 +433,11 @@ class BlendedModel(CombinedModel):
     def __reduce__(self) -> tuple[Any, ...]:
         return BlendedModel, (self.home, self.parts)
 
+    @property
+    def prompt_form(self) -> str:
+        """That of a part that was searched with another form than the usual one."""
+        return next((one.prompt_form for one in self._parts if one.prompt_form != "chat"), "chat")
+
     def fingerprint(self) -> str:
         """Return a string that depends on the weights and the coefficients."""
         identities = [(part.fingerprint(), self.parts.get(part.name)) for part in self._parts]

@@ -110,7 +110,8 @@ def save_mixture(home: AppState, coefficients: Mapping[str, float], name: str) -
         raise UserError(f"{MIXTURES_FOLDER}/{name} {reason}; choose another name") from None
     try:
         weights = [places[str((pool.folder / one).resolve())] for one in pool.names]
-        pool.save(weights, target, {"mixed": "by hand"})
+        note = {"mixed": "by hand", "prompt_form": home.roster.blend(shares).prompt_form}
+        pool.save(weights, target, note)
     finally:
         if not any(target.iterdir()):
             target.rmdir()

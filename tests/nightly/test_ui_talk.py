@@ -36,6 +36,12 @@ def said(model: Any, question: str = QUESTION) -> str:
     return text
 
 
+def said_plainly(model: Any) -> str:
+    """A model's answer without chat template, as `ui_pages.run_folder`'s run was searched."""
+    text: str = model.generate([Request(QUESTION, LOCAL_MAX_TOKENS, temperature=0.0)])[0].text
+    return text.strip()
+
+
 def ask(page: Any, question: str, answers: int = 1) -> Any:
     """Ask; gives the answers' cards once all are there."""
     before = page.locator(".chat-answers").count()
@@ -141,12 +147,12 @@ def test_the_best_of_a_run_is_asked_as_in_its_search(
     browser: Any, page_url: str, roster: Roster, page_folder: Path
 ) -> None:
     model = roster.model(f"local/{page_folder}/search/first")
-    plain = model.generate([Request(QUESTION, LOCAL_MAX_TOKENS, temperature=0.0)])[0].text
+    plain = said_plainly(model)
     with shown(browser, page_url) as page:
         page.goto(f"{page_url}talk?model=local/search/first")
         page.get_by_text("Settings").click()
         page.get_by_label("Temperature").fill("0")
-        assert text_of(ask(page, QUESTION).first).strip() == plain.strip()
+        assert text_of(ask(page, QUESTION).first) == plain
         anew(page)
         page.get_by_label("Prompt", exact=True).click()
         page.locator(".q-menu .q-item", has_text=re.compile("^chat$")).click()
@@ -174,10 +180,8 @@ def test_stages_errors_and_several_at_once(browser: Any, page_url: str) -> None:
 def test_sliders_change_the_answer(
     browser: Any, page_url: str, page_folder: Path, roster: Roster
 ) -> None:
-    best, base = (
-        said(roster.model(f"local/{page_folder}/search/first")),
-        said(roster.model("local/base")),
-    )
+    best = said_plainly(roster.model(f"local/{page_folder}/search/first"))
+    base = said(roster.model("local/base"))
     uniform = said(roster.blend(dict.fromkeys(tiny.NAMES, 0.25)))
     assert len({best, uniform, base}) == 3
     with shown(browser, page_url) as page:
@@ -194,13 +198,13 @@ def test_sliders_change_the_answer(
         page.wait_for_url("**/models?run=first")
         page.get_by_role("switch", name="Ask the base too").click()
         cards = ask(page, QUESTION, 2)
-        assert [text_of(cards.nth(n)) for n in (0, 1)] == [best.strip(), base.strip()]
+        assert [text_of(cards.nth(n)) for n in (0, 1)] == [best, base.strip()]
         page.get_by_label("Name").fill("mine")
         page.get_by_text("Save as adapter").click()
         page.get_by_role("link", name="local/mixtures/mine").wait_for()
         page.get_by_text("Save as adapter").click()
         page.get_by_text("already exists").wait_for()
-        assert said(roster.model(f"local/{page_folder}/mixtures/mine")) == best
+        assert said_plainly(roster.model(f"local/{page_folder}/mixtures/mine")) == best
         slider = page.get_by_label("coefficient of dune")
         slider.scroll_into_view_if_needed()
         box = slider.bounding_box()
@@ -215,7 +219,7 @@ def test_sliders_change_the_answer(
         page.get_by_text("sum 1.800").wait_for()
         anew(page)
         moved = {f"{page_folder}/search/first/global_best": 1.0, "amber": -0.7, "dune": 1.5}
-        assert text_of(ask(page, QUESTION, 2).first) == said(roster.blend(moved)).strip()
+        assert text_of(ask(page, QUESTION, 2).first) == said_plainly(roster.blend(moved))
         page.get_by_text("Sum to 1").click()
         page.get_by_text("sum 1.000").wait_for()
 

@@ -158,7 +158,7 @@ class Export:
         if self.rank and (self.source.is_full_model or self.format == "parts"):
             what = "a full model" if self.source.is_full_model else "not one adapter"
             raise UserError(f"rank={self.rank}: {what} has no rank to cut; omit it")
-        self.gguf_file: str | None = None
+        self.gguf_file = ""
         if self.format.startswith("gguf"):
             kind = (self.quantize or "F16").upper() if self.merged else "lora-F32"
             self.gguf_file = f"{self.folder.resolve().name}-{kind}.gguf"
@@ -271,7 +271,7 @@ class Export:
     def _write_gguf(self, folder: Path) -> None:
         """Write the GGUF file and a Modelfile."""
         base, name = self._local_base, self.folder.resolve().name
-        tokenizer, file = base.load_tokenizer(str(base.path)), str(self.gguf_file)
+        tokenizer, file = base.load_tokenizer(str(base.path)), self.gguf_file
         if not self.merged:
             adapter = read_adapter(self.source.folder)
             gguf_writer.write_lora_gguf(adapter, self._base_config, folder / file, name)
@@ -298,10 +298,16 @@ class Export:
             words += [f"{key}={value}"] if value not in (None, "peft") else []
         # The title is the name elsewhere; the command has the folder.
         title = self.push_to_hub or self.folder.resolve().name
-        serve, command = self._serve_command(title), shlex.join(words)
-        parts = self.format == "parts"
         return render_card(
-            self.source, title, serve, command, self.merged, dtype, self.gguf_file, parts, self.base
+            self.source,
+            self.base,
+            title,
+            self.merged,
+            self.gguf_file,
+            dtype=dtype,
+            parts=self.format == "parts",
+            serve=self._serve_command(title),
+            command=shlex.join(words),
         )
 
     def _serve_command(self, name: str) -> str:

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
@@ -29,28 +30,15 @@ from swarm.runs.verdict import (
 
 
 def render_card(
-    source: ExportSource,
-    title: str,
-    serve: str,
-    command: str,
-    merged: bool,
-    dtype: str | None,
-    gguf_file: str | None,
-    parts: bool,
-    base: str | None,
+    source: ExportSource, base: str | None, title: str, merged: bool, gguf_file: str, **facts: Any
 ) -> str:
     """Return the README.md of an export.
 
     Args:
-        source: The result.
-        title: Name of the export.
-        serve: Command that serves it.
-        command: Command that exported it.
-        merged: Whether the export is a complete model.
-        dtype: Data type of a merged model's weights; `None`: unchanged.
-        gguf_file: Name of the GGUF file; `None` for safetensors.
-        parts: Whether it has the adapters of a mixture, for servers that mix them.
         base: As of `ExportSource.load_base`.
+        merged: Whether the export is a complete model.
+        gguf_file: Name of the GGUF file; empty for safetensors.
+        **facts: What else card.md.j2 shows.
     """
     licence = {} if source.is_full_model else read_licence(source, base)
     from jinja2 import Environment, FileSystemLoader
@@ -76,21 +64,18 @@ def render_card(
         numbers="\n".join(_separate_paragraphs(_list_numbers(source))),
         cut="; ".join(describe_cut(source.note["cut"])) if "cut" in source.note else "",
         base=source.base_name or "BASE",
-        serve=serve,
         merged=merged,
-        parts=parts,
-        dtype=dtype,
         gguf_file=gguf_file,
         router_file=ROUTER_FILE,
         search=search if source.arguments else "",
-        command=command,
         packages=", ".join(f"{name} {number}" for name, number in packages),
+        **facts,
     )
     return card
 
 
 def _front_matter(
-    source: ExportSource, title: str, licence: dict[str, str], merged: bool, gguf_file: str | None
+    source: ExportSource, title: str, licence: dict[str, str], merged: bool, gguf_file: str
 ) -> str:
     """Return the front matter for the hub; a base that is a local folder is omitted."""
     named = source.note.get("models") or [source.base_name]

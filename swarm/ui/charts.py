@@ -39,7 +39,13 @@ def chart_options(chart: Chart) -> dict[str, Any]:
         "legend": {"type": "scroll", "bottom": 4, "data": named, "show": len(named) > 1},
         # Rich text is drawn on the canvas, so that names are never HTML.
         "tooltip": {"renderMode": "richText", "confine": True, "formatter": "{b}: {c}"},
-        "xAxis": {"scale": True, "minInterval": whole, "name": chart.x_name, **middle},
+        "xAxis": {
+            "type": "value",
+            "scale": True,
+            "minInterval": whole,
+            "name": chart.x_name,
+            **middle,
+        },
         "yAxis": {"scale": True, "name": chart.y_name, "nameTextStyle": {"align": "left"}},
         "series": drawn,
     }

@@ -4,6 +4,7 @@ import hmac
 import logging
 import secrets
 import webbrowser
+from importlib import import_module
 from typing import Any
 from urllib.parse import urlencode
 
@@ -14,7 +15,6 @@ from starlette.responses import PlainTextResponse, RedirectResponse
 from swarm._util.threads import start_thread
 from swarm.report.page import ICON
 from swarm.serve.api_errors import LOCAL_HOST_PATTERN
-from swarm.ui.launcher import check_search
 from swarm.ui.state import AppState
 
 SECURITY_HEADERS = {
@@ -182,8 +182,8 @@ def serve_pages(home: AppState, host: str, port: int, browser: bool, guarded: bo
         print(f"serving the page at {url} (Ctrl-C stops it)", flush=True)
         if token is None:
             print("--no-token: every user of this machine can start searches on it", flush=True)
-        # Imports what the form's cost needs.
-        start_thread(check_search, ["experiment=quickstart", "name=first"], name="swarm-cost")
+        # The form's cost needs it. Not transformers: two threads may not import from it at once.
+        start_thread(import_module, "torch", name="swarm-torch")
         if browser:
             start_thread(webbrowser.open, url, name="swarm-browser")
         uvicorn.Server(config).run([bound])

@@ -1,5 +1,6 @@
 """Experts, bests of runs and saved mixtures: what can be mixed by hand, scored and chosen."""
 
+import os
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -180,15 +181,16 @@ def list_model_names(home: AppState) -> list[str]:
 
 def label_models(home: AppState) -> dict[str, str]:
     """Return the models that can be selected with their labels, which say what one still needs."""
+    try:
+        needed = {name: one.api_key_env for name, one in home.roster.providers.items()}
+    except UserError:  # of the user's file, as the page Models tells
+        needed = {}
+    missing = {name: key for name, key in needed.items() if key and not os.environ.get(key)}
     labels = {}
     for name in list_model_names(home):
-        labels[name] = name
-        if not name.startswith("local/"):
-            try:
-                home.roster.model(name).check()
-            except UserError as error:
-                key = re.search(r"\b[A-Z][A-Z0-9_]*_(KEY|TOKEN)\b", str(error))
-                labels[name] = f"{name} (needs {key[0]})" if key else f"{name} (not available)"
+        members = "" if name.startswith("local/") else describe_members(name)
+        keys = [key for one, key in missing.items() if re.search(rf"(?<![\w/]){one}/", members)]
+        labels[name] = f"{name} (needs {keys[0]})" if keys else name
     return labels
 
 

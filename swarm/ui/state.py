@@ -126,7 +126,7 @@ class RunSummary:
         return row | {
             "trail": " ".join(points) if len(points) > 1 else "",
             "score_text": format_number(self.score),
-            "duration": format_duration(self.seconds) if self.seconds else "–",
+            "duration": format_duration(self.seconds) if self.seconds >= 1 else "–",
             "when": format_age(time.time() - self.changed),
             "group": self.name.rpartition("/")[0],
             "trials": 0,

@@ -273,7 +273,8 @@ class RunPage:
         said, sign = found.verdict, VERDICT_SIGNS[found.verdict.kind]
         finding = f"{said.finding[:1].upper()}{said.finding[1:]} {said.advice}"
         self._verdict.set_text(f"{sign} {said.headline}. {finding}".strip())
-        self._use.set_text(said.command)
+        # As it is typed in the folder where the page was started.
+        self._use.set_text(said.command.replace(str(self._path), f"{RUNS_FOLDER}/{self._name}"))
         self._chart.options.clear()
         self._chart.options.update(chart_options(found.chart))
         self._chart.update()

@@ -259,7 +259,7 @@ def test_tabs_of_a_run(browser: Any, page_url: str, size: str, scheme: str) -> N
         page.goto(f"{page_url}runs/made")
         page.get_by_text("All numbers and charts").click()
         for title in ("Best so far", "All 20 mixtures of each round"):
-            chart = page.get_by_role("img", name=title)
+            chart = page.get_by_role("img", name=title, exact=True)
             chart.locator("canvas").wait_for()
             assert chart.bounding_box()["width"] > 250
             chart.scroll_into_view_if_needed()

@@ -162,7 +162,7 @@ class RunPage:
         with ui.row().classes("w-full items-center gap-2"):
             self._state = ui.badge("").props("data-state")
             self._about = ui.label("").classes("quiet grow")
-        self._error = draw_alert()
+        self._error, self._damage = draw_alert(), draw_alert()
         with ui.column().classes("w-full gap-1") as self._progress:
             self._left = ui.label("").classes("text-3xl font-semibold").props("data-left")
             self._bar = ui.linear_progress(0.0, show_value=False).props("aria-label=Progress")
@@ -226,9 +226,10 @@ class RunPage:
         try:
             found = await run_in_thread(load_run_series, self._path)
         except UserError as error:
-            if snapshot.state == "broken":
-                self._error.set_text(str(error).removeprefix(f"{self._path}: "))
+            if snapshot.measured or snapshot.state == "broken":  # else there is nothing to show yet
+                self._damage.set_text(str(error).removeprefix(f"{self._path}: "))
         else:
+            self._damage.set_text("")
             self._show_series(found)
             await self._show_changed()
 
@@ -237,8 +238,7 @@ class RunPage:
         self._state.set_text(now.state)
         self._state.props(f"color={STATES[now.state]}")
         self._about.set_text(now.about)
-        if now.state != "broken":
-            self._error.set_text(f"It failed: {now.error}" if now.state == "failed" else "")
+        self._error.set_text(f"It failed: {now.error}" if now.state == "failed" else "")
         self._progress.set_visibility(running)
         self._left.set_text(f"{now.left} left at most" if now.left else "")
         self._told.set_text(now.progress[0])

@@ -101,7 +101,8 @@ def save_mixture(home: AppState, coefficients: Mapping[str, float], name: str) -
         raise UserError("all coefficients are 0, which is the base itself; change one of them")
     folders = {expert: home.roster.local.get_model(expert).folder for expert in shares}
     places = {str(folder.resolve()): shares[expert] for expert, folder in folders.items() if folder}
-    pool = Pool(",".join([*places, ""]), space="delta").open(home.roster.local.base)
+    found = Pool(",".join([*places, ""]), space="delta")
+    pool = found.subset(list(find_adapters(found.folder))).open(home.roster.local.base)
     target = home.folder / MIXTURES_FOLDER / name
     try:
         # mkdir is atomic: it reserves the name, and an existing mixture is never overwritten.

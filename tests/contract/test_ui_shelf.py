@@ -238,8 +238,9 @@ def test_the_bests_of_a_sweep_are_models(
     assert one.generate(asked)[0].text == other.generate(asked)[0].text
     with pytest.raises(UserError, match="already exists"):
         save_mixture(home, shares, "less amber")
+    assert save_mixture(home, parts, "as it was") == "local/mixtures/as it was"
     assert newest_best(AppState(tmp_path / "none")) == "local/base"
-    assert "Edges: " in example_question(home)
+    assert "Edges" in example_question(home)
 
 
 def test_models_say_what_they_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -236,14 +236,14 @@ class Run:
 
     def _run_iterations(self) -> None:
         try:
+            if self.settings.look and self.record.iterations:
+                return self.view.show_overview(Overview.from_state(self.record.state))
             while (reason := self.optimizer.stop_reason() or self._limit_reason()) is None:
                 number = len(self.record.iterations)
-                if not number or not self.settings.look:
-                    self._run_iteration(number)
-                    self.view.show_iteration(number)
-                overview = Overview.from_state(self.record.state)
-                if overview and (not number or self.settings.look):
-                    self.view.show_overview(overview)
+                self._run_iteration(number)
+                self.view.show_iteration(number)
+                if not number:
+                    self.view.show_overview(Overview.from_state(self.record.state))
                 if self.settings.look:
                     return self._derive_files()
                 if time.monotonic() >= self._derive_at:

@@ -680,6 +680,17 @@ def list_caveats(
     return lines
 
 
+def list_warnings(verdict: Verdict) -> list[str]:
+    """Return what speaks against using the best found: one answer to all, a constraint not met."""
+    result = verdict.measured(verdict.found)
+    found = result.one_answer if result else ()
+    unmet = [pair for pair in verdict.constraints.items() if not pair[1].met]
+    return [
+        *format_one_answer_warnings(found, f"the {MODEL_LABELS[1]}", verdict.split),
+        *(_describe_constraint(*pair) for pair in unmet),
+    ]
+
+
 def format_one_answer_warnings(found: Sequence[OneAnswer], name: str, split: str) -> list[str]:
     """Return the warnings for one model on one split."""
     warnings = []

@@ -405,7 +405,6 @@ class ItemLearner:
 
     def step(self, factor: float) -> None:
         """See `swarm.optimizers.gradient.Learner`."""
-        self._stepped = True
         self._older.clear()
         if self._adapter:
             self._adapter.step(factor)

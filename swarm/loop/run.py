@@ -9,7 +9,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -306,9 +306,10 @@ class Run:
         own = range(self.pool.expert_count)
         if all(i in raced.scores and i not in raced.stopped for i in own):
             dev = self.task.items("dev")
-            experts = {self.pool.names[i]: list(raced.scores[i].values()) for i in own}
+            every = range(len(self.searched))
+            experts = {self.pool.names[i]: [raced.scores[i][n] for n in every] for i in own}
             found = survey_experts(self.task, [dev[index] for index in self.searched], experts)
-            self.record.state["overview"] = found.to_dict()
+            self.record.state["overview"] = asdict(found)
 
     def _descend(self, number: int) -> None:
         """Answer the optimizer's requests for gradients before an iteration."""

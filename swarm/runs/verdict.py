@@ -187,7 +187,6 @@ class Verdict:
             initial expert and constant answers.
         in_points: Whether utilities are shares, whose differences are reported in points.
         places: (iteration, particle) of the best expert and of the best found.
-        found_label: The optimizer's name for the position, such as "uniform soup".
         signal: What the search maximized instead of the task's metric.
         no_gradient: The best found on dev items that no gradient used.
         front_size, hypervolume: Points of the Pareto front; its volume at the start and the end.
@@ -205,7 +204,6 @@ class Verdict:
     alternatives: list[Compared]
     in_points: bool = True
     places: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
-    found_label: str | None = None
     start: Start | None = None
     signal: str | None = None
     held_out: HeldOut | None = None

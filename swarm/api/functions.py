@@ -72,7 +72,7 @@ def search(
         name: The run's folder below `folder`; `None` is the task's name and the time.
         folder: Parent folder of the runs.
         seed: Seed of all randomness.
-        show: Whether to print a line per iteration and the final table.
+        show: Whether to print a line per round and the result.
         overrides: Further keys, {"optimizer.particles": 8} or ["optimizer.particles=8"].
         **settings: Further keys of conf/search.yaml: budget=500, racing="z", job={"items": 20}.
 

@@ -218,7 +218,7 @@ class MixtureScoring:
         nearest = max(shares, key=lambda name: shares[name])
         positions = {"mixture": shares}
         for name, one in (
-            ("uniform soup", dict.fromkeys(shares, 1 / len(shares))),
+            ("mean of all", dict.fromkeys(shares, 1 / len(shares))),
             ("nearest expert", {expert: float(expert == nearest) for expert in shares}),
         ):
             if any(abs(one[expert] - shares[expert]) > 1e-9 for expert in shares):

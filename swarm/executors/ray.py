@@ -242,6 +242,7 @@ class RayExecutor(WorkerPool):
         self._experts = experts
         self._ours = False
         self._stored: list[Any] = []
+        self._learned: dict[str, Any] = {}
 
     def open(self, worker: Worker) -> None:
         """See `swarm.executors.Executor`; joins the cluster and schedules every worker."""
@@ -309,11 +310,14 @@ class RayExecutor(WorkerPool):
     def map(self, jobs: Iterable[Job]) -> Iterator[JobResult]:
         """See `swarm.executors.Executor`."""
         self._start_workers()
+        self._learned = {}
         yield from super().map(jobs)
 
     def _send(self, slot: Slot, job: Job) -> Any:
         learned = sorted({*job.learned} - {""}) if self._experts == "store" else []
-        files = [self._ray.put(np.fromfile(file, np.uint8)) for file in learned]
+        for file in {*learned} - {*self._learned}:
+            self._learned[file] = self._ray.put(np.fromfile(file, np.uint8))
+        files = [self._learned[file] for file in learned]
         return slot.worker.run.remote(job, self._stored, files)
 
     def _receive(self) -> Iterator[tuple[Slot, Job, JobResult | str | Exception]]:

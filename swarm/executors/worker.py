@@ -364,7 +364,6 @@ class ItemLearner:
     def __init__(self, engine: Engine, task: Task, items: Sequence[Item], job: DescentJob) -> None:
         self.engine, self.task, self.items, self.job = engine, task, items, job
         self.losses = self.gradients = 0
-        self._stepped = False
         self._examples: dict[int, Example] = {}
         self._adapter: LearnedAdapter | None = None
         self._older: dict[int | None, LearnedAdapter | None] = {}
@@ -393,7 +392,7 @@ class ItemLearner:
         self.gradients += len(items) * slope
         self.losses += len(items) * (not slope)
         route = self.job.routes[items[0]]
-        older = {} if slope or self._stepped else self._older
+        older = {} if slope else self._older
         examples = [self._example(number) for number in items]
         if self.job.split == DESCENT and not slope:
             examples = [replace(example, bounded=True) for example in examples]
@@ -408,7 +407,7 @@ class ItemLearner:
 
     def step(self, factor: float) -> None:
         """See `swarm.optimizers.gradient.Learner`."""
-        self._stepped = True
+        self._older.clear()
         if self._adapter:
             self._adapter.step(factor)
 

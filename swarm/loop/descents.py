@@ -82,10 +82,14 @@ class CandidatePool:
         Where answers are right or wrong, only the right ones. None where all known ones have the
         same score, unless that is the highest.
         """
+        values: dict[int, set[float]] = {}
+        for (task, _), known in zip(self._items, self._known, strict=True):
+            values.setdefault(id(task), {task.lowest}).update(known.values())
+        # Right or wrong: two values at most, which are the bounds where both are known.
         graded = {
             id(task)
-            for (task, _), known in zip(self._items, self._known, strict=True)
-            if not {*known.values()} <= {task.lowest, task.highest}
+            for task, _ in self._items
+            if len(values[id(task)] | {task.highest} - {None}) > 2
         }
         return [
             self._choose(i, limit, id(self._items[i][0]) in graded) for i in range(len(self._items))

@@ -11,7 +11,6 @@ import numpy as np
 
 from swarm._util.files import read_gzip_json, short_digest
 from swarm.loop.evaluator import data_split, records_to_scores, scores_to_records
-from swarm.merging.positions import position_label
 from swarm.optimizers.multi_objective import BASE_BOUND
 from swarm.optimizers.static_merges import (
     FEW_SCALES,
@@ -421,7 +420,6 @@ class FinalEvaluation:
             alternatives=alternatives,
             in_points=task.highest == 1.0,
             places=(before, after),
-            found_label=position_label(record.state["optimizer"], position),
             start=self._describe_start(after),
             signal=None if task is self.task else self.task.signal,
             held_out=self._compare_held_out(before, after) if self.held_out else None,

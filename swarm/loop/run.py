@@ -9,7 +9,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -236,14 +236,14 @@ class Run:
 
     def _run_iterations(self) -> None:
         try:
+            if self.settings.look and self.record.iterations:
+                return self.view.show_overview(Overview.from_state(self.record.state))
             while (reason := self.optimizer.stop_reason() or self._limit_reason()) is None:
                 number = len(self.record.iterations)
-                if not number or not self.settings.look:
-                    self._run_iteration(number)
-                    self.view.show_iteration(number)
-                overview = Overview.from_state(self.record.state)
-                if overview and (not number or self.settings.look):
-                    self.view.show_overview(overview)
+                self._run_iteration(number)
+                self.view.show_iteration(number)
+                if not number:
+                    self.view.show_overview(Overview.from_state(self.record.state))
                 if self.settings.look:
                     return self._derive_files()
                 if time.monotonic() >= self._derive_at:
@@ -306,9 +306,10 @@ class Run:
         own = range(self.pool.expert_count)
         if all(i in raced.scores and i not in raced.stopped for i in own):
             dev = self.task.items("dev")
-            experts = {self.pool.names[i]: list(raced.scores[i].values()) for i in own}
+            every = range(len(self.searched))
+            experts = {self.pool.names[i]: [raced.scores[i][n] for n in every] for i in own}
             found = survey_experts(self.task, [dev[index] for index in self.searched], experts)
-            self.record.state["overview"] = found.to_dict()
+            self.record.state["overview"] = asdict(found)
 
     def _descend(self, number: int) -> None:
         """Answer the optimizer's requests for gradients before an iteration."""

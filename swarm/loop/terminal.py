@@ -24,7 +24,7 @@ from swarm.executors import JobResult
 from swarm.runs.folder import RunRecord, prompt_cost
 from swarm.runs.lock import RunLock
 from swarm.runs.overview import LEGEND, Overview
-from swarm.runs.verdict import Verdict, shorten_text, state_verdict
+from swarm.runs.verdict import Verdict, list_warnings, shorten_text, state_verdict
 from swarm.trackers import SearchTracker, Tracker
 
 log = logging.getLogger(__name__)
@@ -448,8 +448,10 @@ class SearchView:
         self.print_line(", ".join(pieces))
         log.info("iteration %d: best %s, utilities %s", number, best, entry["utilities"])
 
-    def show_overview(self, overview: Overview) -> None:
+    def show_overview(self, overview: Overview | None) -> None:
         """Show what each expert has on each kind of items, within `TABLE_COLUMNS`."""
+        if overview is None:
+            return self.print_line("No table of the adapters: not all have answered all items.")
         header, rows = overview.table(TABLE_COLUMNS)
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
         for n, name in enumerate(header):
@@ -490,6 +492,8 @@ class SearchView:
         """
         found = state_verdict(verdict, self.record.folder)
         self.print_line(f"{found.headline}: {found.finding}")
+        for line in list_warnings(verdict):
+            self.print_line(line)
         self.print_line(found.advice)
         if found.command and saved != "mixture":
             self.console.print(Text(found.command), soft_wrap=True)  # can be copied as one line

@@ -93,7 +93,7 @@ def _describe_coefficients(
 
 
 def position_label(optimizer: Mapping[str, Any], position: Sequence[float]) -> str | None:
-    """Return an optimizer's name for a position, such as "uniform soup", or `None`.
+    """Return an optimizer's name for a position, such as "mean of all", or `None`.
 
     Args:
         optimizer: Its state.

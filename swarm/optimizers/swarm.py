@@ -70,7 +70,7 @@ class MemeticSwarm(ParticleSwarm):
     paper's swarm.
 
     With R routes of prompts (`SearchResources.routes`) the first iteration is followed by one that
-    evaluates a single position, composed of the best of the first round on each route.
+    evaluates a single position, composed of the best of the first iteration on each route.
 
     Args:
         soups: Number of particles after the experts that start as uniform soups, with coefficients
@@ -294,7 +294,7 @@ class MemeticSwarm(ParticleSwarm):
             self.by_route = values
 
     def _compose_routes(self) -> None:
-        """Set the last particle to the best of the first round on each route.
+        """Set the last particle to the best of the first iteration on each route.
 
         Equally good positions are chosen by their utility on all routes, then the last of them: a
         soup, whose loss is lower than that of an expert which has learnt something else.

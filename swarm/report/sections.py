@@ -129,7 +129,8 @@ def start_end_blocks(models: PairedComparison) -> list[Block]:
     if parts:
         header = ["part", "split", models.expert, "best found", "change"]
         blocks.append(TableBlock("The parts of the mixture", header, parts))
-    blocks.append(f"Best found: {describe_position(run.experts, position, run.groups)}.")
+    label = f"{label}, " if (label := run.position_label(models.end)) else ""
+    blocks.append(f"Best found: {label}{describe_position(run.experts, position, run.groups)}.")
     if verdict and (vote := verdict.vote):
         votes = [f"{n}: {format_number(value)}" for n, value in enumerate(vote.dev_by_size, 1)]
         blocks.append(

@@ -1044,7 +1044,7 @@ class RunFolder(RunState):
         return found
 
     def position_label(self, index: ParticleIndex) -> str | None:
-        """Return the optimizer's name for a position, such as "uniform soup", or `None`."""
+        """Return the optimizer's name for a position, such as "mean of all", or `None`."""
         return position_label(self.optimizer, self.position_at(index))
 
     def best_so_far(self) -> np.ndarray:

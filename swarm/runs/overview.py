@@ -5,7 +5,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
@@ -57,10 +57,6 @@ class Overview:
     def from_state(cls, state: Mapping[str, Any]) -> "Overview | None":
         """Read the overview in a run's state; `None` before the end of the first iteration."""
         return cls(**state["overview"]) if state.get("overview") else None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON data."""
-        return asdict(self)
 
     def sentences(self) -> list[str]:
         """Say what the best has alone, what all have together, and which are of no use alone."""
@@ -129,8 +125,9 @@ class Overview:
         short = [["kind", "best adapter", "it has", *["a constant"] * bool(limits)]]
         for column in across[1:MAX_ROWS]:
             n = next(n for n, cell in enumerate(column) if cell.endswith("*"))
-            cells = [column[0], across[0][n], column[n], *[column[-2]] * bool(limits)]
-            short.append([one[: (width or 0) // 3] for one in cells])
+            short.append([column[0], across[0][n], column[n], *[column[-2]] * bool(limits)])
+        room = ((width or 0) - _width([row[2:] for row in short]) - 4) // 2
+        short = [[*(_shorten(name, room) for name in row[:2]), *row[2:]] for row in short]
         more = len(across) - len(short)
         short += [[f"{more} more", *[""] * (len(short[0]) - 1)]] * bool(more)
         return short[0], short[1:]

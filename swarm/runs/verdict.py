@@ -187,7 +187,6 @@ class Verdict:
             initial expert and constant answers.
         in_points: Whether utilities are shares, whose differences are reported in points.
         places: (iteration, particle) of the best expert and of the best found.
-        found_label: The optimizer's name for the position, such as "uniform soup".
         signal: What the search maximized instead of the task's metric.
         no_gradient: The best found on dev items that no gradient used.
         front_size, hypervolume: Points of the Pareto front; its volume at the start and the end.
@@ -204,7 +203,6 @@ class Verdict:
     alternatives: list[Compared]
     in_points: bool = True
     places: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
-    found_label: str | None = None
     start: Start | None = None
     signal: str | None = None
     held_out: HeldOut | None = None
@@ -670,6 +668,17 @@ def list_caveats(
             f"dev answers of the best found change, and its utility by {noise.difference:+.4f}."
         )
     return lines
+
+
+def list_warnings(verdict: Verdict) -> list[str]:
+    """Return what speaks against using the best found: one answer to all, a constraint not met."""
+    result = verdict.measured(verdict.found)
+    found = result.one_answer if result else ()
+    unmet = [pair for pair in verdict.constraints.items() if not pair[1].met]
+    return [
+        *format_one_answer_warnings(found, f"the {MODEL_LABELS[1]}", verdict.split),
+        *(_describe_constraint(*pair) for pair in unmet),
+    ]
 
 
 def format_one_answer_warnings(found: Sequence[OneAnswer], name: str, split: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import searches
 
@@ -26,7 +27,7 @@ def test_the_table_is_that_counted_by_hand() -> None:
     found = overview([(0.95, 0.0), (0.0, 0.9), (0.0, 0.0)])
     assert found.utilities == [[0.95, 0.0], [0.0, 0.9], [0.0, 0.0]]
     assert (found.overall, found.best_of_each) == ([0.475, 0.45, 0.0], 0.925)
-    assert Overview.from_state({"overview": json.loads(json.dumps(found.to_dict()))}) == found
+    assert Overview.from_state({"overview": json.loads(json.dumps(asdict(found)))}) == found
     header, rows = found.table(80)
     assert header == ["adapter", *KINDS, "all"]
     assert rows[0][1:3] == ["0.95*", "(0.00)"] and rows[1][1:3] == ["(0.00)", "0.90*"]
@@ -43,6 +44,7 @@ def test_a_wide_table_is_transposed_and_a_large_one_names_the_best() -> None:
         header, rows = wide.table(width)
         assert all(
             sum(max(map(len, column)) + 2 for column in zip(header, *rows, strict=True)) - 2 <= size
-            for size in [max(width, 60)]
+            for size in [width]
         )
-    assert header[:2] == ["kind", "best adapter"] and rows[1][1:3] == ["expert8", "0.90*"]
+    assert header == ["kind", "bes…pter", "it has", "a constant"]
+    assert rows[1][1:3] == ["expert8", "0.90*"]

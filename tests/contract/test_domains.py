@@ -21,6 +21,7 @@ from swarm.export.model_card import describe_numbers
 from swarm.finetune.run import domain_lines as by_domain_table
 from swarm.finetune.run import scores_table
 from swarm.loop.final_evaluation import resolve_baselines
+from swarm.report.document import TableBlock
 from swarm.report.page import build_report, write_report
 from swarm.report.paired_comparison import PairedComparison, iterate_data_items
 from swarm.runs.folder import RunFolder, read_state
@@ -95,13 +96,14 @@ def test_report_page_and_card_show_domains_constants_and_warnings(
     text = (folder / "report.html").read_text()
     for words in ("gives one answer", "best constant answer", "doors", "paths"):
         assert words in text, words
-    found = load_run_series(folder)
-    assert any(table.header[0] == "domain of test" for table in found.tables)
-    assert any("best constant answer" in row[0] for row in found.tables[0].rows)
-    warned = " ".join(found.notes).count("Warning: in all domains of test, the best found")
-    assert warned == 1
-    tables = scores_table(verdict, "start", "end"), by_domain_table(verdict, "start", "end")
-    text = "\n".join(line for table in tables for line in table)
+    shown = load_run_series(folder).details
+    tables = [one for one in shown if isinstance(one, TableBlock)]
+    assert any(table.header[0] == "domain of test" for table in tables)
+    assert any("best constant answer" in row[0] for table in tables for row in table.rows)
+    warned = [one for one in shown if "in all domains of test, the best found" in str(one)]
+    assert len(warned) == 1
+    lines = [*scores_table(verdict, "start", "end"), *by_domain_table(verdict, "start", "end")]
+    text = "\n".join(lines)
     assert "| best constant answer of each domain" in text and "| domain of test " in text
     assert any(words.startswith("Warning:") for words in describe_numbers(verdict))
 

@@ -52,6 +52,8 @@ def _format_value(key: str, value: Any) -> str:
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, str | Path):
+        if re.fullmatch(r"[\w.-]*/[\w./-]*", str(value)):  # text to Hydra, as it is easier to read
+            return str(value)
         text = re.sub(r"(\\*)'", r"\1\1\\'", str(value))
         text += "\\" * (len(text) - len(text.rstrip("\\")))
         return f"'{text}'"

@@ -509,7 +509,8 @@ def list_controls(verdict: Verdict, folder: Path) -> list[str]:
     found = verdict.found.test.utility if verdict.found.test else 0.0
     words = _read_json(folder / "command.json").get("arguments", [])
     kept = [word for word in words if not word.startswith(("name=", "pool.control"))]
-    like = [word for word in kept if word.startswith(("task", "model", "folder=", "gpus="))]
+    shared = ("task", "model", "folder=", "gpus=")
+    like = [word for word in kept if word.lstrip("+").startswith(shared)]
     # An experiment may limit the items.
     limits = {key: run.get(key) for key in ("task.dev_limit", "task.test_limit")}
     like += [f"{k}={v}" for k, v in limits.items() if v and not any(k in word for word in like)]

@@ -211,8 +211,8 @@ def test_what_a_test_can_show() -> None:
 
 
 def test_a_position_in_words() -> None:
-    state = {"rows": [[1.0, 0.0], [0.5, 0.5]], "labels": ["expert", "uniform soup"]}
-    assert position_label(state, [0.5, 0.5]) == "uniform soup"
+    state = {"rows": [[1.0, 0.0], [0.5, 0.5]], "labels": ["expert", "mean of all"]}
+    assert position_label(state, [0.5, 0.5]) == "mean of all"
     assert position_label(state, [0.1, 0.9]) is position_label({}, [0.5, 0.5]) is None
     names, position = ("a", "b"), [0.5, 0.5, 1.0, 0.0]
     words = describe_position(names, position, ("low", "high"))

@@ -79,6 +79,8 @@ def healthy(url: str) -> bool:
 
 def test_endless_headers_are_cut_off(door: tuple[str, psutil.Process]) -> None:
     url, process = door
+    while process.cpu_percent(1.0) > 5:  # the page still imports what Talk needs
+        pass
     before = process.memory_info().rss
     header = b"X-Endless: " + b"x" * 2**16 + b"\r\n"
     with ExitStack() as stack:

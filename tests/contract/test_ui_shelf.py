@@ -201,7 +201,7 @@ def test_a_mixture_is_scored_as_a_search_would(
     first, *others = scoring.run()
     assert (scoring.done, scoring.total) == (12, 12)
     assert first.utility == pytest.approx(run.utilities[index]) and first.gain is None
-    assert {one.name for one in others} == {"uniform soup", "nearest expert"}
+    assert {one.name for one in others} == {"mean of all", "nearest expert"}
     assert all(one.gain and one.items == 12 for one in others)
     (tmp_path / "conf" / "task").mkdir(parents=True)
     lines = ["_target_: swarm.tasks.multiple_choice.MultipleChoice", "name: mine"]

@@ -138,18 +138,17 @@ def test_controls_of_a_gain_are_named_or_how_to_run_them(text: str, tmp_path: Pa
     run |= {"base weights": "b", "pool weights": "c", "seed": 1, "task.dev_limit": 80}
     (mine := tmp_path / "mine").mkdir()
     (mine / "run.json").write_text(json.dumps({"identity": run}))
-    words = ["task=skills", "optimizer.soups=2", "name=mine"]
+    words = ["task=file", "++task.file=a.csv", "optimizer.soups=2", "name=mine"]
     (mine / "command.json").write_text(json.dumps({"arguments": words}))
     (tmp_path / "odd").mkdir()
     for file in ("run.json", "tuning.json"):
         (tmp_path / "odd" / file).write_text(text)
     twins, tuned = list_controls(gain, mine)
-    command = "swarm.search task=skills optimizer.soups=2 pool.control=random name=mine_twins"
+    task = "task=file ++task.file=a.csv"
+    command = f"swarm.search {task} optimizer.soups=2 pool.control=random name=mine_twins"
     assert twins.startswith("Control not run yet") and command in twins
-    assert (
-        "swarm.finetune task=skills task.dev_limit=80 budget=" in tuned
-        and "name=mine_lora" in tuned
-    )
+    assert f"swarm.finetune {task} task.dev_limit=80 budget=" in tuned
+    assert "name=mine_lora" in tuned
     other = {**run, "pool.control": "random", "pool weights": "d"}
     for name, file, identity in (
         ("twins", "run.json", other),

@@ -464,6 +464,7 @@ class Decoder:
         self._drawn = any(row.temperature for row in rows)
         self._top = max((max(0, row.top) for row in rows if row.top), default=-1)
         self._width = self._narrow(len(rows), self.limit)
+        self._particles.zero_()  # a slot that stays empty may have had a position of an earlier job
         if (key := self._mixer.graph_key) != self._graph_key:
             self._graph_key = key
             self._forget_graphs()

@@ -108,6 +108,16 @@ def test_steps_do_not_depend_on_earlier_requests(family: tuple[Path, Path]) -> N
     assert shapes[0] == shapes[1] and shapes[0]
 
 
+def test_slots_that_stay_empty_know_no_earlier_position(family: tuple[Path, Path]) -> None:
+    """Texts of one token end before they have a slot, which a job of more positions had used."""
+    engine = opened(*family, True)
+    engine.generate(POSITIONS, requests(20, 3))
+    engine._mixer._buffers = []  # as where adapters are learned: no room for a third position
+    short = [[Request(words, n) for words in WORDS[:5] for n in (1, 1, 6)] for _ in POSITIONS[:2]]
+    expected = opened(*family, True).generate(POSITIONS[:2], short)
+    assert_same(engine.generate(POSITIONS[:2], short), expected)
+
+
 def test_a_shared_prefix_is_read_once_for_all_refills(family: tuple[Path, Path]) -> None:
     prefix = "a graph has edges. please answer with one word. " * 2
     asked = requests(7, 2, prefix)

@@ -17,7 +17,7 @@ def test_the_page_fits_the_window_and_its_items_open(size: str, tmp_path: Path) 
     with opened() as browser, shown(browser, address, size) as view:
         assert view.evaluate("document.documentElement.scrollWidth") <= SIZES[size]["width"]
         charts = view.locator("figure svg")
-        assert charts.count() == 5
+        assert charts.count() == 4
         assert all(one.bounding_box()["width"] > 300 for one in charts.all())
         # A column of names is as wide as its words: none is broken.
         cells = "[...document.querySelectorAll('tbody th')]"

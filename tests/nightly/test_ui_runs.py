@@ -85,7 +85,7 @@ def test_the_form_shows_the_cost_and_takes_a_file(
         with page.context.expect_page() as opened:
             page.get_by_role("button", name="Inspect").click()
         pool = opened.value
-        pool.get_by_text("A search takes this folder as it is: 4 experts.").wait_for()
+        pool.get_by_text("A search takes this folder as it is: 4 adapters.").wait_for()
         pool.get_by_text("down_proj x2").first.wait_for()
         pool.get_by_role("heading", name="Cosines of the updates").wait_for()
         ui_pages.fits(pool, size)

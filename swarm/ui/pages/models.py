@@ -89,14 +89,14 @@ def _draw_models(
     if parts:
         _ExpertMixer(home, run, parts, list(bests))
     with ui.row().classes("items-baseline gap-4"):
-        draw_heading("Experts")
+        draw_heading("Adapters")
         ui.link("Inspect the pool", f"/pool?{urlencode({'folder': home.pool})}")
     with ui.card().classes("w-full gap-0"):
-        _draw_row("local/base", "the base without an expert")
+        _draw_row("local/base", "the base model alone")
         for one in experts:
             _draw_row(f"local/{one.name}", expert_mixer.describe_expert(one))
         if not experts:
-            ui.label(f"There are no experts in {home.pool}; set another folder with --pool.")
+            ui.label(f"There are no adapters in {home.pool}; set another folder with --pool.")
     draw_heading("Best models of runs")
     with ui.card().classes("w-full gap-0"):
         for name, words in bests.items():
@@ -136,7 +136,8 @@ class CoefficientSliders:
 
     def _draw_row(self, name: str) -> tuple[ui.slider, ui.number]:
         with ui.element("div").classes("mix-row"):
-            ui.label(name.removesuffix(f"/{expert_mixer.BEST_FOLDER}"))
+            short = name.removesuffix(f"/{expert_mixer.BEST_FOLDER}").rpartition("/")[2]
+            ui.label(short)
             slider = ui.slider(min=MIN_COEFFICIENT, max=MAX_COEFFICIENT, step=0.01, value=0)
             slider.props(f'aria-label="coefficient of {name}"')
             number = ui.number(value=0, step=0.05, format="%.3f").props(f'aria-label="{name}"')
@@ -228,7 +229,7 @@ def _open_sliders(run: str) -> None:
 
 
 class _ScoreForm:
-    """Form that scores the mixture on dev items, beside the uniform soup and the nearest expert."""
+    """Form that scores the mixture on dev items, beside the mean of all and the nearest expert."""
 
     def __init__(self, home: AppState, sliders: CoefficientSliders) -> None:
         self._home, self._sliders = home, sliders
@@ -256,7 +257,7 @@ class _ScoreForm:
                 difference = f"{format_signed(gain.difference)} {interval}, {format_p(gain.p)}"
             utility = f"{format_interval(one.utility, one.interval)}, n = {one.items}"
             rows.append([f"{one.name}: {one.words}", utility, difference])
-        header = ["position", "utility, 95 %", "mixture minus it, 95 %"]
+        header = ["mixture", "score, 95 %", "gain of yours, 95 %"]
         draw_table(TableBlock("", header, rows), "left")
 
     def _stop(self) -> None:
@@ -282,7 +283,7 @@ def _draw_row(name: str, details: str, linked: bool = True) -> None:
 
 def draw_inspection(found: PoolInspection) -> None:
     """Draw what a folder contains: adapters, what a search refuses and why, and cosines."""
-    verdict = f"A search takes this folder as it is: {len(found.used)} experts."
+    verdict = f"A search takes this folder as it is: {len(found.used)} adapters."
     if found.fault:
         verdict = f"A search would not take this folder: {found.fault}."
     ui.label(verdict).classes("text-base").props("role=status")

@@ -11,7 +11,7 @@ import yaml
 
 from swarm._util.files import find_path
 from swarm._util.terminal import format_table
-from swarm.engine.base_model import is_hub_id
+from swarm.engine.base_model import hub_unreachable_reason, is_hub_id
 from swarm.errors import UserError
 from swarm.export.ranks import describe_cut
 from swarm.export.source import ExportSource
@@ -102,7 +102,7 @@ def _front_matter(
 
 def read_licence(source: ExportSource, base: str | None) -> dict[str, str]:
     """Return the licence keys of the base's card, on this machine or the hub; empty if unknown."""
-    from huggingface_hub import ModelCard
+    from huggingface_hub import ModelCard, constants
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     unknown = (UserError, OSError, ValueError, HfHubHTTPError, LocalEntryNotFoundError)
@@ -110,6 +110,8 @@ def read_licence(source: ExportSource, base: str | None) -> dict[str, str]:
         model = source.load_base(base)
         local = Path(str(model.path)) / "README.md"
         named = local if local.is_file() else model.name or str(model.path)
+        if named != local and hub_unreachable_reason(constants.ENDPOINT):
+            return {}  # else it is tried for 24 s
         card = ModelCard.load(named, ignore_metadata_errors=True).data.to_dict()
         return {k: card[k] for k in ("license", "license_name", "license_link") if card.get(k)}
     return {}

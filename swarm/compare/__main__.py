@@ -279,7 +279,7 @@ def jobs(filters: Sequence[str], data_dir: str) -> None:
       python -m swarm.compare finetune jobs state=running
     """
     found = _open_manager(data_dir).get_jobs(**_parse_filters(filters))
-    _print_table(found.drop(columns=["file_md5", "job"]), f"{data_dir}: no jobs")
+    _print_table(found.drop(columns="file_md5"), f"{data_dir}: no jobs")
 
 
 @finetune.command()

@@ -17,11 +17,8 @@ import pandas as pd
 import pytest
 import searches
 from compare_endpoint import KEY, asked, repeats, script, texts
-from finetuning_server import Fault, chats, serving
 
 from swarm.compare import Config, Question, config
-from swarm.compare import finetuning as managing
-from swarm.compare.finetuning import FinetuningManager
 from swarm.compare.sampling import open_answer_cache, replay_scripts, run_scripts
 from swarm.errors import UserError
 from swarm.models.rate_limit import Limits
@@ -139,40 +136,6 @@ def test_one_dead_endpoint_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> 
         began = time.monotonic()
         assert Config.client_for_model("m").base_url == there.url
         assert time.monotonic() - began < 30
-
-
-CREATE = """
-import sys
-from swarm.compare.finetuning import FinetuningManager, OpenaiTrainingParams
-FinetuningManager(sys.argv[1], timeout=10).create_job(OpenaiTrainingParams(
-    api_key=sys.argv[2], file_name=sys.argv[3], base_model="gpt-x", base_url=sys.argv[4]))
-assert "torch" not in sys.modules
-"""
-
-
-@pytest.mark.parametrize("path, after", [("/files", True), ("/jobs", False), ("/jobs", True)])
-def test_a_killed_creation_is_gone_on_with_and_never_done_twice(
-    tmp_path: Path, path: str, after: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = chats(tmp_path / "bird_names.jsonl")
-    with serving({KEY: "alpha"}) as server:
-        command = [sys.executable, "-c", CREATE, tmp_path / "data", KEY, file, server.url]
-        started: list[subprocess.Popen[bytes]] = []
-
-        def kill() -> None:
-            started[0].kill()
-            started[0].wait()
-
-        server.faults = [Fault(path, after=after, act=kill)]
-        started.append(subprocess.Popen([str(part) for part in command]))
-        assert started[0].wait(120) == -signal.SIGKILL
-        manager = FinetuningManager(tmp_path / "data", api_keys=[KEY], timeout=10)
-        assert list(manager.get_jobs()["state"]) == ["creating"]
-        monkeypatch.setattr(managing, "SETTLE_S", 0.0)
-        manager.update_jobs()
-        sent = server.asked.count("POST /fine_tuning/jobs")
-        assert len(server.jobs) == 1 and sent == 2 - (after or path == "/files")
-        assert list(manager.get_jobs()["job"]) == ["ftjob-1"]
 
 
 def test_a_page_of_answers_in_a_browser(tmp_path: Path) -> None:

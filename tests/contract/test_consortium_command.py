@@ -164,7 +164,7 @@ ALL = f"""
 -m {BLUE}:2,role=critic --model {GREEN} --models {BLUE},temperature=0.5 -n 3
 --arbiter-model {JUDGE} --fallback {RANKER} --judging-method elimination --eliminate 2 --keep 3
 --confidence-threshold 75 --max-iterations 5 --minimum-iterations 2 --system 'Be brief.'
---quorum 2 --context 900 --seed 4 --budget 90 --max-cost 2.5
+--quorum 2 --seed 4 --budget 90 --max-cost 2.5
 --temperature 0.1 --max-tokens 50 --timeout 9
 """
 
@@ -179,7 +179,7 @@ def test_every_option_is_saved_and_told() -> None:
     expected |= {"fallback": {"model": RANKER, "count": 1, **each}}
     others: dict[str, Any] = {"strategy": "elimination", "confidence_threshold": 0.75, "keep": 3}
     others |= {"max_iterations": 5, "min_iterations": 2, "system": "Be brief.", "eliminate": 2}
-    others |= {"quorum": 2, "context": 900, "seed": 4, "budget": 90, "max_cost": 2.5}
+    others |= {"quorum": 2, "seed": 4, "budget": 90, "max_cost": 2.5}
     others |= {"roles": None, "similarity": 1.0}
     shown = json.loads(fine("show", "council", "--json").stdout)
     assert shown == {"name": "council", **expected, **others}

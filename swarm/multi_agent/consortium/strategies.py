@@ -16,7 +16,6 @@ from swarm._util.replies import (
     parse_ranking,
     strip_thoughts,
 )
-from swarm.errors import UserError
 from swarm.models.base import Completion, Message, Request
 from swarm.multi_agent.collaboration import RequestContext
 from swarm.multi_agent.consortium import prompts
@@ -29,6 +28,7 @@ from swarm.multi_agent.types import (
     AgentSpec,
     Messages,
     add_system_text,
+    prompt_to_messages,
     shuffle_by_key,
 )
 
@@ -130,9 +130,8 @@ class JudgingRound:
     def write_prompt(self, wanted: str, labels: Sequence[int], **more: Any) -> Messages:
         """Return the conversation with these answers and the instructions."""
         answers = [(label, self.answers[self.labels[label]].text) for label in labels]
-        return self.run.write_within_context(
-            lambda turns: prompts.build_judge_prompt(turns, answers, wanted, self.key, **more)
-        )
+        turns = prompt_to_messages(self.run.request.prompt)
+        return prompts.build_judge_prompt(turns, answers, wanted, self.key, **more)
 
     def query_arbiter(
         self,
@@ -161,11 +160,7 @@ class JudgingRound:
         for slot, role in ((run.arbiter, "arbiter"), (run.fallback, "fallback")):
             if slot is None or not run.has_budget():
                 continue
-            try:
-                turns = self.write_prompt(wanted.prompt, labels, **more)
-            except UserError as error:
-                self.add_warning(str(error))
-                break
+            turns = self.write_prompt(wanted.prompt, labels, **more)
             for text in (run.options.system, slot.system):  # they apply to the answer, too
                 turns = add_system_text(turns, text or None)
             request = run.build_judging_request(slot, turns, max_tokens, enough)

@@ -139,17 +139,6 @@ def test_settings_of_slots_and_request() -> None:
     assert judged.max_new_tokens > 500
 
 
-def test_a_long_conversation_is_cut_at_its_beginning() -> None:
-    member, arbiter = slot("a"), judge(0.9)
-    roles = ("user", "assistant")
-    turns = tuple(Message(roles[n % 2], f"turn{n} " * 50) for n in range(9))
-    found = deliberation(Consortium([member], arbiter, context=1000), turns)
-    assert "turn0" not in heard(arbiter)[0] and "turn8" in heard(arbiter)[0]
-    assert any("oldest" in warning for warning in found.warnings)
-    with pytest.raises(UserError, match="context=100"):
-        deliberation(Consortium([member], arbiter, context=100), turns)
-
-
 # What goes wrong
 
 

@@ -387,27 +387,3 @@ def test_the_order_is_by_chance_and_the_same_for_the_same_seed() -> None:
     assert len({tuple(order(0, sample=n)) for n in range(6)}) > 1
     assert AnswersPrompt(form="paper").order_answers(6, "key") == list(range(6))
     assert AnswersPrompt().order_answers(6, "key", 3)[:3] == [0, 1, 2]
-
-
-def test_a_context_is_for_answers_and_conversation_together() -> None:
-    old = (Message("user", "old " * 100), Message("assistant", "older " * 100))
-    turns = (*old, Message("user", "why?"))
-    proposers = [slot("a", "x" * 400), slot("b", "y" * 400)]
-
-    def limited(context: int, who: Any = proposers, prompt: Any = turns) -> Any:
-        return stages(MixtureOfAgents(who, slot("z"), context=context), prompt)
-
-    found = limited(600)
-    assert found.layers[0][0].prompt == turns
-    last = found.layers[1][0].prompt
-    assert [turn.role for turn in last] == ["system", "user"]
-    assert sorted(inside(last[1].content)) == ["x" * 400, "y" * 400]
-    assert found.warnings == ["context=600: the oldest exchange is left out"]
-    found = limited(1000, [slot("a", system="s" * 3600), slot("b")])
-    assert [len(answer.prompt) for answer in found.answers] == [2, 3, 4]
-    assert found.warnings == ["context=1000: the oldest exchange is left out"]
-    with pytest.raises(UserError, match=r"context=300: the last question and the answers .* about"):
-        limited(300)
-    with pytest.raises(UserError, match="context=20"):
-        limited(20, prompt="long " * 20)
-    assert limited(600, prompt="why?").layers[0][0].prompt == "why?"

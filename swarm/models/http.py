@@ -75,14 +75,12 @@ class Call(NamedTuple):
 
     Attributes:
         body: JSON request body.
-        tokens: Estimated number of tokens; for `Limits.tokens_per_minute`.
         timeout: Seconds for the answer including retries, from when the client's limits let it
             start; `None`: only `Limits.timeout` and `Limits.retries` bound it.
         data: The body in its encoded form, if several calls share it; `None`: not encoded yet.
     """
 
     body: Any
-    tokens: float = 0.0
     timeout: float | None = None
     data: bytes | None = None
 
@@ -262,7 +260,7 @@ class RetryingClient:
         while True:
             if call.timeout and self.throttle.remaining_pause >= call.timeout:
                 raise TimeoutError
-            slot = ConcurrencySlot(self.turns, self.throttle, call.tokens, failed.deadline)
+            slot = ConcurrencySlot(self.turns, self.throttle, failed.deadline)
             try:
                 async with slot as sent:
                     if not start:

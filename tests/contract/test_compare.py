@@ -5,7 +5,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import Any
 
 import compare_endpoint
@@ -112,20 +111,6 @@ def test_a_model_of_ones_own_is_a_class_with_generate() -> None:
     assert "own: logit_bias is not supported" in str(heard[1])
     assert "accepts text only" in str(heard[2])
     assert isinstance(heard[3], InvalidArgument) and "swarm.models.base.Model" in str(heard[3])
-
-
-def test_the_key_is_written_nowhere(settings: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    def answer(request: endpoints.Asked) -> endpoints.Reply:
-        assert request.headers["Authorization"] == f"Bearer {KEY}"
-        return endpoints.chat(f"your key is {KEY}")
-
-    Config.verbose = True
-    with compare_endpoint.endpoint(answer):
-        heard = run_scripts([script(asked())])
-        print(heard, Config.client_for_model("small"), repr(Config.client_cache))
-    assert KEY.encode() not in b"".join(file.read_bytes() for file in settings.glob("*"))
-    assert KEY not in "".join(capfd.readouterr())
-    assert "***" in heard[0].text
 
 
 def test_samples_that_are_counted_are_asked_for_together() -> None:

@@ -170,21 +170,6 @@ def test_a_retry_after_delays_its_request_alone(status: int) -> None:
     assert mine.throttle.rate is None and not mine.throttle.remaining_pause > 0
 
 
-def test_a_retry_after_of_most_requests_pauses_all() -> None:
-    refused = Reply({"error": "slow down"}, 429, {"Retry-After": "2"})
-    with endpoint(lambda asked: refused if open_at > asked.time else echo(asked)) as server:
-        open_at = time.monotonic() + 1.0
-        mine = client(server, concurrency=16)
-        thread = threading.Thread(target=mine.run_calls, args=(numbers(16), said))
-        thread.start()
-        while not mine.throttle.remaining_pause > 0 and thread.is_alive():
-            time.sleep(0.01)
-        paused_until = time.monotonic() + mine.throttle.remaining_pause
-        assert mine.run_calls(numbers(1), said) == [0] and time.monotonic() >= paused_until
-        thread.join()
-        assert sum(asked.time < open_at for asked in server.asked) == 16
-
-
 def test_requests_refused_at_random_do_not_lower_the_rate() -> None:
     """One in eight, before the others that were sent at the same time are answered."""
 

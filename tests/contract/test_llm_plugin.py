@@ -220,28 +220,6 @@ def test_names_of_other_models_are_left_to_them(home: Path) -> None:
     assert fine("-m", "talker", "hi").stdout == "answer 1\n"
 
 
-def test_a_tag_is_part_of_a_name_that_llm_knows(home: Path) -> None:
-    with fake_models.in_llm(fake_models.llm_model("qwen2:7b"), fake_models.llm_model("x:8")):
-        words = "consortium --dry-run -m qwen2:7b -m x:8 -m x:8:2 --arbiter qwen2:7b"
-        done = fine(*words.split())
-        assert "members qwen2:7b, x:8 x 3; arbiter qwen2:7b" in done.stdout
-        fine("consortium", "save", "council", "-m", "qwen2:7b:2", "-m", BLUE, "--arbiter", JUDGE)
-        assert fine("-m", "council", "Why?", "-o", "max_iterations", "1").stdout == "answer 1\n"
-        last = next(text for name, text in consortium_members.heard if name == "judge")
-        assert last.count("user: Why?") >= 2 and "qwen2" not in last
-
-
-def test_consortia_may_sit_in_others_but_not_in_themselves(home: Path) -> None:
-    ConsortiumStore().save("inner", COUNCIL)
-    fine("consortium", "save", "outer", "-m", "inner", "-m", BLUE, "--arbiter", JUDGE)
-    assert fine("-m", "outer", "Why?", "-o", "max_iterations", "1").stdout == "answer 2\n"
-    fine("aliases", "set", "other", "outer")
-    for name in ("outer", "other", "llm/outer", "llm/other", "consortium/outer"):
-        ConsortiumStore().save("inner", council(name))
-        done = typed("-m", "outer", "Why?")
-        assert done.exit_code == 1 and "contains itself" in done.stderr, name
-
-
 def test_whatever_is_wrong_with_the_file_llm_goes_on(home: Path) -> None:
     ConsortiumStore().save("council", COUNCIL)
     ConsortiumStore().save("bad", COUNCIL)

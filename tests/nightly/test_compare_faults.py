@@ -4,7 +4,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,20 +19,9 @@ from compare_endpoint import KEY, asked, repeats, script, texts
 
 from swarm.compare import Config, Question, config
 from swarm.compare.sampling import open_answer_cache, replay_scripts, run_scripts
-from swarm.errors import UserError
 from swarm.models.rate_limit import Limits
 
 settings = pytest.fixture(autouse=True)(compare_endpoint.settings.__wrapped__)
-
-
-def test_a_silent_server_meets_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.models.http.MAX_RETRY_S", -1.0)
-    Config.timeout = 0.2
-    with compare_endpoint.endpoint(lambda _: endpoints.Reply({}, wait=60.0)):
-        began = time.monotonic()
-        [heard] = run_scripts([script(asked())])
-        assert isinstance(heard, UserError) and "0.2 s" in str(heard)
-        assert time.monotonic() - began < 50
 
 
 ASKS = """
@@ -86,34 +74,6 @@ def test_an_interrupt_ends_the_asking_and_loses_no_answer(settings: Path) -> Non
         ]
         # What was under way when it ended may have been counted late.
         assert 0 <= len(server.asked) - sent - (2000 - kept) <= 100
-
-
-def test_two_processes_lose_no_answer_of_each_other(settings: Path) -> None:
-    """200 answers each, of which half are the same."""
-    with compare_endpoint.endpoint() as server:
-        both = [start_asking(settings, server.url, first, first + 200) for first in (0, 100)]
-        assert [process.wait(200) for process in both] == [0, 0]
-        before = len(server.asked)
-        assert before <= 400
-        run_scripts([script(asked(f"q{n}")) for n in range(300)])
-        assert len(server.asked) == before
-
-
-def test_runs_in_several_threads_share_the_endpoint() -> None:
-    found: dict[int, list[str | None]] = {}
-    Config.max_workers = 8
-
-    def work(thread: int) -> None:
-        found[thread] = texts(run_scripts([script(asked(f"{thread} {n}")) for n in range(30)]))
-
-    with compare_endpoint.endpoint() as server:
-        threads = [threading.Thread(target=work, args=(thread,)) for thread in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert found == {t: [f"so: {t} {n}" for n in range(30)] for t in range(4)}
-        assert server.peak <= 8
 
 
 @contextmanager

@@ -3,10 +3,7 @@
 import numpy as np
 import pytest
 
-from swarm.judge import win_rates
-from swarm.judge.alpaca_eval import format_leaderboard, summarize_annotations
 from swarm.judge.win_rates import (
-    MIN_RELIABLE_INSTRUCTIONS,
     fit_logistic,
     length_controlled_win_rate,
     mean_win_rate,
@@ -113,53 +110,3 @@ def test_as_many_lengths_as_preferences() -> None:
         length_controlled_win_rate([0.5, 0.5], [1])
     with pytest.raises(ValueError, match="at least one"):
         length_controlled_win_rate([], [])
-
-
-def test_from_100_instructions_on_the_penalty_moves_the_rate_by_less_than_a_point(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    draws = np.random.default_rng(MIN_RELIABLE_INSTRUCTIONS)
-    differences = []
-    for _ in range(100):
-        theta, phi = draws.uniform(-1.5, 1.5), draws.uniform(-2, 2)
-        standing = np.tanh(draws.normal(draws.uniform(-0.75, 0.75), 1, MIN_RELIABLE_INSTRUCTIONS))
-        hard = (draws.random(MIN_RELIABLE_INSTRUCTIONS) < logistic(theta + phi * standing)).astype(
-            float
-        )
-        design = np.stack([np.ones(MIN_RELIABLE_INSTRUCTIONS), standing], axis=1)
-        rates = []
-        for ridge in (0.1, 1e-7):
-            monkeypatch.setattr(win_rates, "RIDGE", ridge)
-            rates.append(100 * logistic(fit_logistic(design, hard)[0]))
-        differences.append(abs(rates[0] - rates[1]))
-    assert max(differences) < 1
-
-
-def test_the_table_warns_of_few_instructions() -> None:
-    def annotations(n: int) -> list[dict[str, object]]:
-        order = {"order": "AB", "preference": 0.7, "share": 1.0, "reply": "m"}
-        return [
-            {
-                "preference": 0.6 + 0.1 * (i % 3),
-                "orders": [order, order],
-                "instruction": str(i),
-                "output": "x" * (5 + i % 7),
-                "reference_output": "xxxx",
-                "generator": "mine",
-                "reference_generator": "theirs",
-                "judge": "j",
-                "reading": "logprobs",
-            }
-            for i in range(n)
-        ]
-
-    warning = "depend on the fit's penalty"
-    assert any(
-        warning in line for line in format_leaderboard([summarize_annotations(annotations(30))])
-    )
-    assert not any(
-        warning in line
-        for line in format_leaderboard(
-            [summarize_annotations(annotations(MIN_RELIABLE_INSTRUCTIONS))]
-        )
-    )

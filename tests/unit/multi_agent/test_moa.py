@@ -1,7 +1,6 @@
 """A mixture of agents: its calls, its layers, what goes wrong in it, and what its models read."""
 
 import re
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -179,20 +178,6 @@ def test_without_a_better_answer_there_is_an_error_or_an_empty_one() -> None:
     assert found.warnings == ["layer 2: last: an empty answer", "layer 2: spare: out"]
 
 
-def test_what_is_no_user_error_is_not_swallowed() -> None:
-    def broken(request: Request) -> str:
-        raise ZeroDivisionError
-
-    go = threading.Event()
-    slow = slot("b", lambda _: (go.wait(60), "so")[1])
-    for proposers in ([slot("a", broken)], [slot("a", broken), slow]):
-        start = time.monotonic()
-        with pytest.raises(ZeroDivisionError):
-            stages(MixtureOfAgents(proposers, slot("last")))
-        assert time.monotonic() - start < 30, "nobody waits for the others"
-    go.set()
-
-
 def test_the_whole_has_the_requests_time() -> None:
     slow = slot("slow", lambda _: (time.sleep(0.05), "so")[1])
     last = slot("last", timeout=300.0)
@@ -234,15 +219,6 @@ def test_sequential_keeps_its_best_over_an_empty_answer(silent: int) -> None:
     assert found.final.text == {2: "<z says 3>", 3: "<z says 2>"}[silent]
     assert windows_of(mixture)[2][:3] == [f"<z says {1 if silent == 2 else 2}>"] * 3
     assert found.warnings == [f"layer {silent + 1}: z: an empty answer"]
-
-
-def test_the_calls_of_sequential_self_moa() -> None:
-    cases = {(1, 6, 3): 2, (6, 6, 3): 7, (7, 6, 3): 9, (9, 6, 3): 11, (10, 6, 3): 13}
-    cases |= {(30, 6, 3): 39, (5, 2, 1): 9, (9, 4, 1): 12}
-    for (count, window, reserve), calls in cases.items():
-        how: dict[str, Any] = {"strategy": "sequential", "window": window, "reserve": reserve}
-        mixture = MixtureOfAgents([slot("m", count=count)], slot("last"), **how)
-        assert len(stages(mixture).answers) == mixture.calls == calls
 
 
 def number_of(text: str, request: Request) -> int:

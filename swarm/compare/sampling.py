@@ -35,7 +35,7 @@ from swarm.models.openai import OpenAI
 from swarm.models.providers import Providers
 from swarm.models.rate_limit import Limits
 from swarm.models.sampling import CachedModel, PreparedRequest, SampledModel, Sampler, sample_key
-from swarm.registry.registry import Roster, model_identity
+from swarm.registry.registry import Roster, store_answers
 
 T = TypeVar("T")
 
@@ -303,10 +303,7 @@ def _wrap_custom_model(name: str, model: Any) -> SampledModel:
 def _wrap_registry_model(name: str) -> SampledModel:
     cache = open_answer_cache()
     roster = Config.roster or _load_roster(cache, Config.base, Config.pool)
-    found = roster.model(name)
-    bare = found.model if isinstance(found, CachedModel) else found
-    identity = ("named", name, model_identity(bare))
-    return CachedModel(bare, cache, identity, name, BATCH_SIZE, BATCHES)
+    return store_answers(roster.model(name), name, cache, BATCH_SIZE, BATCHES)
 
 
 def _create_endpoint_model(name: str, client: EndpointClient) -> SampledModel:

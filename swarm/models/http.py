@@ -63,9 +63,6 @@ OVERTAKEN, MAX_OVERTAKEN = 3, 10
 the rate, and after which a request may fail for good.
 """
 
-MAX_BODY_BYTES, MAX_EVENT_BYTES, MAX_STREAM_BYTES = 64 * 2**20, 16 * 2**20, 2**30
-"""Maximum size of a response, of one event of a stream, and of a stream; uncompressed."""
-
 MIN_KEY_LENGTH = 8
 """Minimum length of keys to redact; shorter ones would match ordinary text."""
 
@@ -493,21 +490,13 @@ class HttpSession:
         except self._faults as error:
             raise self._connection_error(error) from None
 
-    async def _read_response(
-        self,
-        response: "ClientResponse",
-        chunks: AsyncIterator[bytes] | None = None,
-        first: bytes = b"",
-    ) -> Any:
+    async def _read_response(self, response: "ClientResponse", first: bytes = b"") -> Any:
         """Read and parse the body of a response, after its first part.
 
         Raises:
             RequestError: It is an error, or not JSON.
         """
-        raw = bytearray(first)
-        async for chunk in chunks or response.content.iter_any():
-            raw += chunk
-            self._check_size("the response", len(raw), MAX_BODY_BYTES)
+        raw = first + await response.content.read()
         text = self._redact(raw.decode("utf-8", "replace"))
         if response.status < 300:
             return parse_json(self.label, "the response", text)
@@ -526,30 +515,21 @@ class HttpSession:
         Returns:
             True if the server marked the end of the stream.
         """
-        events, chunks = EventStreamParser(), self._count_chunks(response)
-        first = b""
+        events, chunks, first = EventStreamParser(), response.content.iter_any(), b""
         async for first in chunks:
             if first.strip():
                 break
         # No line of an event stream begins with a brace.
         if response.status >= 300 or first.lstrip().startswith(b"{"):
-            take(await self._read_response(response, chunks, first))
+            take(await self._read_response(response, first))
             return True
         if self._dispatch_events(events.feed(first), take):
             return True
         async for chunk in chunks:
             if self._dispatch_events(events.feed(chunk), take):
                 return True
-            self._check_size("an event", events.pending, MAX_EVENT_BYTES)
         # Some servers omit the empty line after the last event.
         return self._dispatch_events(events.feed(b"\n\n"), take)
-
-    async def _count_chunks(self, response: "ClientResponse") -> AsyncIterator[bytes]:
-        size = 0
-        async for chunk in response.content.iter_any():
-            size += len(chunk)
-            self._check_size("the stream", size, MAX_STREAM_BYTES)
-            yield chunk
 
     def _dispatch_events(
         self, events: Iterator[tuple[str, str]], take: Callable[[Any], None]
@@ -561,13 +541,6 @@ class HttpSession:
             content = parse_json(self.label, "an event", self._redact(data))
             take({"error": content} if name == "error" else content)
         return False
-
-    def _check_size(self, part: str, size: int, limit: int) -> None:
-        """Raise an error, which is not retried, if a part of a response is above its limit."""
-        if size > limit:
-            error = ServerFault(f"{self.label}: {part} is longer than {limit // 2**20} MiB")
-            error.passing = False
-            raise error
 
     def _redact(self, text: str) -> str:
         """Hide the key, which a server may repeat; it must not be stored anywhere."""

@@ -161,7 +161,7 @@ def test_every_option_is_saved_and_told() -> None:
     others: dict[str, Any] = {"strategy": "elimination", "confidence_threshold": 0.75, "keep": 3}
     others |= {"max_iterations": 5, "min_iterations": 2, "system": "Be brief.", "eliminate": 2}
     others |= {"quorum": 2, "seed": 4, "budget": 90, "max_cost": 2.5}
-    others |= {"roles": None, "similarity": 1.0}
+    others["roles"] = None
     shown = json.loads(fine("show", "council", "--json").stdout)
     assert shown == {"name": "council", **expected, **others}
     assert json.loads(fine("list", "--json").stdout) == [shown]

@@ -181,9 +181,6 @@ class ConsortiumOptions(Settings):
     )
     eliminate: Positive = Field(1, description="elimination: members removed per iteration")
     keep: Positive = Field(2, description="elimination: minimum number of members")
-    similarity: Share = Field(
-        1.0, description="vote: similarity from which texts count as equal, by difflib"
-    )
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:

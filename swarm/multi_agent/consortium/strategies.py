@@ -5,7 +5,6 @@ import unicodedata
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from decimal import Decimal
-from difflib import SequenceMatcher
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -320,41 +319,19 @@ def comparison_key(text: str) -> tuple[str, str]:
     return "text", normalized or text
 
 
-def group_equal_answers(texts: Sequence[str], similarity: float = 1.0) -> list[list[int]]:
-    """Group the indices of equal answers, ordered by their first members.
-
-    An answer joins the first group that it agrees with completely.
-
-    Args:
-        texts: The answers.
-        similarity: Minimum similarity of equal texts; numbers and choices must be identical.
-    """
-    keys = [comparison_key(text) for text in texts]
-    found: list[list[int]] = []
-    for index, key in enumerate(keys):
-        for group in found:
-            if all(_answers_agree(key, keys[other], similarity) for other in group):
-                group.append(index)
-                break
-        else:
-            found.append([index])
-    return found
-
-
-def _answers_agree(one: tuple[str, str], other: tuple[str, str], similarity: float) -> bool:
-    if one == other:
-        return True
-    if similarity >= 1 or one[0] != "text" or other[0] != "text":
-        return False
-    first, second = sorted((one[1], other[1]))  # SequenceMatcher is not symmetric
-    return SequenceMatcher(None, first, second, autojunk=False).ratio() >= similarity
+def group_equal_answers(texts: Sequence[str]) -> list[list[int]]:
+    """Group the indices of equal answers, ordered by their first members."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for index, text in enumerate(texts):
+        found.setdefault(comparison_key(text), []).append(index)
+    return list(found.values())
 
 
 def vote_on_answers(judging: JudgingRound) -> VerdictScript:
     """Return the most frequent answer; its share of the votes is the confidence."""
     indices = sorted(judging.labels.values())
     texts = [judging.answers[index].text for index in indices]
-    groups = group_equal_answers(texts, judging.run.options.similarity)
+    groups = group_equal_answers(texts)
     found = sorted(groups, key=len, reverse=True)
     order = [indices[one] for group in found for one in group]
     counts = ", ".join(f"{len(group)}" for group in found)

@@ -106,14 +106,6 @@ def test_a_tie_that_nobody_decides_stays_among_the_tied() -> None:
     assert found.final.text == "7" and found.iterations[0].verdict.source == "fallback"
 
 
-def test_votes_may_be_alike() -> None:
-    members = fixed(a="the tall red house", b="Lyon", c="a tall, red houses")
-    how: dict[str, Any] = {"confidence_threshold": 0.6}
-    assert confidences(deliberation(Consortium(members, None, "vote", **how)))[0]
-    alike = deliberation(Consortium(members, None, "vote", similarity=0.9, **how))
-    assert confidences(alike) == [pytest.approx(2 / 3)] and alike.final.text == "the tall red house"
-
-
 # elimination
 
 

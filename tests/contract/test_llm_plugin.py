@@ -197,18 +197,6 @@ def test_without_models_and_keys_one_line_names_both_ways_out(home: Path) -> Non
     assert "local/rooms" in fine("consortium", "Why?", "--consortium", "local", "--dry-run").stdout
 
 
-def test_the_command_logs_its_turn_unless_the_log_is_off(home: Path) -> None:
-    words = ("consortium", "Why?", "-m", BLUE, "-m", GREEN, "--arbiter", JUDGE)
-    assert fine(*words, "--max-iterations", "1").stdout == "answer 1\n"
-    (turn,) = logs()
-    assert (turn["model"], turn["prompt"], turn["response"]) == ("consortium", "Why?", "answer 1")
-    assert turn["response_json"]["model_responses"][0]["model"] == BLUE
-    fine(*words, "--max-iterations", "1", "--no-log")
-    fine("logs", "off")
-    fine(*words, "--max-iterations", "1")
-    assert len(logs()) == 1 and len(RunLog().list()) == 2
-
-
 def test_names_of_other_models_are_left_to_them(home: Path) -> None:
     ConsortiumStore().save("talker", COUNCIL)
     with fake_models.in_llm(fake_models.llm_model()):
@@ -227,10 +215,6 @@ def test_whatever_is_wrong_with_the_file_llm_goes_on(home: Path) -> None:
         rows.execute("UPDATE consortia SET config = '{\"members\": []}' WHERE name = 'bad'")
     done = fine("-m", "council", "Why?")
     assert done.stdout == "answer 1\n" and done.stderr.count("the consortium bad cannot be") == 1
-    (home / "logs.db").write_bytes(b"no database" * 100)
-    done = fine("consortium", "Why?", "--consortium", "council")
-    assert done.stdout == "answer 2\n"
-    assert "could not log to llm's database: file is no" in done.stderr
     for file in home.glob("consortium.db*"):
         file.unlink()
     (home / "consortium.db").write_bytes(b"no database" * 100)

@@ -114,18 +114,12 @@ def test_a_model_of_ones_own_is_a_class_with_generate() -> None:
 
 
 def test_samples_that_are_counted_are_asked_for_together() -> None:
-    """The prompt is paid once; what is kept is not asked for again, and one by one where `n` is
-    not known, or is refused."""
+    """The prompt is paid once, and what is kept is not asked for again."""
 
     def together(request: endpoints.Asked) -> endpoints.Reply:
         reply = repeats(request)
         choices = reply.body["choices"] * request.body.get("n", 1)
         return endpoints.Reply({**reply.body, "choices": choices})
-
-    def refusing(request: endpoints.Asked) -> endpoints.Reply:
-        if "n" in request.body:
-            return endpoints.Reply({"error": {"message": "n must be 1"}}, 400)
-        return repeats(request)
 
     def probabilities(count: int) -> None:
         calls = [
@@ -141,12 +135,6 @@ def test_samples_that_are_counted_are_asked_for_together() -> None:
         assert [one.body["n"] for one in server.asked] == [7] * 8
         probabilities(9)
         assert [one.body["n"] for one in server.asked[8:]] == [2] * 8
-    with compare_endpoint.endpoint() as server:
-        probabilities(7)
-        assert len(server.asked) == 56, "an endpoint that gives one answer, whatever n is"
-    with compare_endpoint.endpoint(refusing) as server:
-        probabilities(3)
-        assert 24 < len(server.asked) <= 32
 
 
 def test_any_function_is_called_with_many_arguments(capsys: pytest.CaptureFixture[str]) -> None:
@@ -433,25 +421,6 @@ def test_a_client_tells_its_place_and_not_its_key() -> None:
         assert said.choices[0].message.content == "so: hi"
         headers = {k.lower(): value for k, value in there["A_KEY"].asked[-1].headers.items()}
         assert headers["authorization"] == f"Bearer {KEY}-A_KEY"
-
-
-RANGES = [(1, 5), (0, 10), (0, 100), (-100, 100), (0, 1000), (-1000, 10_000)]
-
-
-def test_a_changed_range_asks_nothing_again() -> None:
-    judged = {"type": "rating_judge", "model": "j", "paraphrases": ["Rate {answer}"]}
-    rater = distribution_model.Rater({"4": 0.6, "3": 0.4}, split=False)
-    with compare_endpoint.endpoint(rater) as server:
-        counts = []
-        for low, high in [*RANGES, *RANGES]:
-            bounds = {"min_rating": low, "max_rating": high}
-            rating = Question.create(type="rating", paraphrases=["How good is it?"], **bounds)
-            assert rating.df({"a": ["m"]}).answer.tolist() == pytest.approx([3.6])
-            free = free_form("Hi", max_tokens=9, judges={"j": judged | bounds})
-            assert free.df({"a": ["m"]}).j.tolist() == pytest.approx([3.6])
-            counts.append(len(server.asked))
-        # A range of several digits looks once whether the tokeniser splits them.
-        assert counts[5] - counts[0] <= 2 * 3 and counts[-1] == counts[5]
 
 
 def test_a_provider_without_log_probabilities() -> None:

@@ -307,17 +307,6 @@ def test_a_request_that_is_always_refused_does_not_take_the_others_along() -> No
     assert isinstance(found.pop(7), RateLimited) and found == [n for n in range(14) if n != 7]
 
 
-def test_each_model_of_an_endpoint_has_a_pace_of_its_own() -> None:
-    with endpoint(Rationed(20.0, None, echo, per="model")) as server:
-        shared = client(server, concurrency=32)
-        mine = {name: shared.for_model(name) for name in ("slow", "quick")}
-        for name, count in (("slow", 60), ("quick", 10)):
-            calls = [Call({"n": n, "model": name}) for n in range(count)]
-            assert mine[name].run_calls(calls, said) == list(range(count))
-        assert mine["slow"].throttle.rate and mine["quick"].throttle.rate is None
-        assert shared.for_model("slow").throttle is mine["slow"].throttle
-
-
 def test_a_rate_limited_model_holds_no_place_while_it_waits() -> None:
     """Requests of one model wait for 5 s; another model of the endpoint is answered at once."""
 

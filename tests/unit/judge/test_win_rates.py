@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from swarm.judge.win_rates import (
-    fit_logistic,
     length_controlled_win_rate,
     mean_win_rate,
 )
@@ -94,15 +93,6 @@ def test_all_lost_and_all_won(value: float) -> None:
 def test_a_single_instruction() -> None:
     assert length_controlled_win_rate([0.7], [12]).rate.mean == 70
     assert length_controlled_win_rate([0.7], [12]).standard_error == 0
-
-
-def test_newton_finds_the_maximum() -> None:
-    design = np.stack([np.ones(50), np.random.default_rng(2).normal(size=50)], axis=1)
-    soft = np.random.default_rng(3).random(50)
-    found = fit_logistic(design, soft)
-    slope = design.T @ (soft - logistic(design @ found)) - [1e-6, 0.1] * found
-    assert np.abs(slope).max() < 1e-6
-    assert fit_logistic(design, soft, found + 5) == pytest.approx(found, abs=1e-6)
 
 
 def test_as_many_lengths_as_preferences() -> None:

@@ -28,7 +28,6 @@ from swarm.compare.dataframe import (
     ParaphraseBlock,
     SampleRow,
     build_frame,
-    copy_request,
     print_failures,
 )
 from swarm.compare.sampling import (
@@ -339,7 +338,7 @@ class Question(BaseModel, ABC):
             ]
 
     def get_results(self, models: Sequence[str]) -> "list[Result]":
-        """Query the models, or read their cached answers, without a data frame.
+        """Query the models, or read their cached answers; the rows of `df` by model.
 
         Args:
             models: Names of models, each once.
@@ -349,24 +348,14 @@ class Question(BaseModel, ABC):
         """
         if not isinstance(models, str) and not models:
             return []
-        plan = QuestionPlan(self, parse_model_groups({"all": models}))
-        if len(plan.models) < len(models):
+        df = self.df({"all": models})
+        if df["model"].nunique() < len(models):
             raise InvalidArgument("get_results: each model may be named once")
-        results = []
-        for model, blocks in ask_plans([plan])[0].items():
-            data = [
-                {
-                    "api_kwargs": copy_request(block.api_kwargs),
-                    "question": block.question,
-                    "paraphrase_ix": block.paraphrase_ix,
-                    **row.columns,
-                    "error": row.error,
-                }
-                for block in blocks
-                for row in block.rows
-            ]
-            results.append(Result(self, model, data))
-        return results
+        parts = df.drop(columns="group").groupby("model", sort=False)
+        return [
+            Result(self, str(model), part.drop(columns="model").to_dict("records"))
+            for model, part in parts
+        ]
 
     def many_models_execute(self, models: Sequence[str]) -> "list[Result]":
         """Query the models again; the new answers replace the cached ones. See `get_results`."""

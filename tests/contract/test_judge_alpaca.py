@@ -193,18 +193,12 @@ def test_pairs_are_judged_in_both_orders(server: Endpoint, capsys: Any) -> None:
 
 def test_a_judge_without_probabilities_writes_a_verdict(server: Endpoint, capsys: Any) -> None:
     answers("mine", MINE)
-    theirs = answers("theirs", THEIRS)
-    write("theirs.json", [dict(row, difficulty=n / 2) for n, row in enumerate(theirs)])
+    answers("theirs", THEIRS)
     assert judge("--reading text --max_tokens 77") == 0
     assert server.asked[0].body["max_tokens"] == 77 and "logprobs" not in server.asked[0].body
     preferences = [row["preference"] for row in read_annotations(Path("judged"))]
     assert preferences == [1.0, 0.0, 1.0, 1.0, 0.5, 0.5]
     assert "without probabilities" not in capsys.readouterr().out, "none were asked for"
-    summary = json.loads(Path("judged/summary.json").read_text())
-    assert summary["length_controlled"]["difficulty_used"] is True
-    write("theirs.json", [dict(row, difficulty="high") for row in theirs])
-    assert judge() == 1
-    assert 'theirs.json: the difficulty of "Say 0." is no number' in capsys.readouterr().err
 
 
 def test_a_failed_judgement_is_no_annotation(server: Endpoint, capsys: Any) -> None:

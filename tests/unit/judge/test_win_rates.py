@@ -55,16 +55,6 @@ def test_where_lengths_say_nothing_it_is_the_raw_rate(lengths: list[int]) -> Non
     assert found.standard_error == pytest.approx(100 * np.std(soft, ddof=1) / 2)
 
 
-def test_difficulty_is_one_more_term_and_stays_in_the_prediction() -> None:
-    differences, _ = drawn(300, 0.0, 0.0)
-    difficulty = np.random.default_rng(1).normal(size=300)
-    soft = logistic(0.3 + 1.0 * np.tanh(differences / differences.std(ddof=1)) + 2.0 * difficulty)
-    found = length_controlled_win_rate(soft.tolist(), differences.tolist(), difficulty.tolist())
-    assert found.rate.mean == pytest.approx(100 * logistic(0.3 + 2 * difficulty).mean(), abs=0.3)
-    without = length_controlled_win_rate(soft.tolist(), differences.tolist())
-    assert without.length_effect < found.length_effect  # what is left out flattens the others
-
-
 @pytest.mark.parametrize(
     ("soft", "lengths"),
     [

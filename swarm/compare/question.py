@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
-from itertools import chain, count, cycle, islice
+from itertools import chain, count, cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
@@ -25,9 +25,9 @@ from swarm._util.settings import Positive, explain, field_types
 from swarm.compare.config import EXACT, Config, open_answer_cache
 from swarm.compare.dataframe import (
     ColumnLayout,
-    ParaphraseBlock,
     SampleRow,
     build_frame,
+    build_record,
     print_failures,
 )
 from swarm.compare.sampling import (
@@ -439,27 +439,26 @@ class QuestionPlan:
             for sample in range(offset * each, (offset + 1) * each):
                 yield SampleRequest(call, sample)
 
-    def take_blocks(self, rows: Iterator[SampleRow]) -> dict[str, list[ParaphraseBlock]]:
-        """Consume this question's rows, which are next in the iterator."""
-        sent, samples = iter(self.request_params), self.question.samples_per_paraphrase
+    def take_blocks(self, rows: Iterator[SampleRow]) -> dict[str, list[dict[str, Any]]]:
+        """Consume this question's rows, which are next in the iterator; return them by model."""
+        sent, samples = iter(self.request_params), range(self.question.samples_per_paraphrase)
         facts = self.question.metadata or [{}] * len(self.messages)
+        asked = [
+            {"question": turns[-1]["content"], "paraphrase_ix": number, **facts[number]}
+            for number, turns in enumerate(self.messages)
+        ]
         return {
             model: [
-                ParaphraseBlock(
-                    messages[-1]["content"],
-                    next(sent),
-                    number,
-                    facts[number],
-                    list(islice(rows, samples)),
-                )
-                for number, messages in enumerate(self.messages)
+                build_record(sample, next(rows), one)
+                for one in [{**fixed, "api_kwargs": next(sent)} for fixed in asked]
+                for sample in samples
             ]
             for model in self.models
         }
 
 
-def ask_plans(plans: Sequence[QuestionPlan]) -> list[dict[str, list[ParaphraseBlock]]]:
-    """Return the answers to each question by model; print how many failed."""
+def ask_plans(plans: Sequence[QuestionPlan]) -> list[dict[str, list[dict[str, Any]]]]:
+    """Return the rows of each question by model; print how many failed."""
     title = plans[0].question.name if len(plans) == 1 else f"{len(plans)} questions"
     found = []
     with reduce_gc_frequency():

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Itera
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from swarm._util.threads import shared_event_loop
 from swarm.models.http_errors import (
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 P = TypeVar("P")
-P_co = TypeVar("P_co", covariant=True)
 
 FIRST_WAIT, GROWTH, MAX_WAIT = 0.25, 1.4, 30.0
 """Seconds before the first retry, the factor of each further wait, and the maximum in seconds."""
@@ -80,20 +79,6 @@ class Call(NamedTuple):
     body: Any
     timeout: float | None = None
     data: bytes | None = None
-
-
-class StreamParser(Protocol[P_co]):
-    """Turns the events of a stream into pieces."""
-
-    @property
-    def is_complete(self) -> bool:
-        """True if the answer is complete even if the connection ends now."""
-
-    def parse_event(self, content: Any) -> Sequence[P_co]:
-        """Return the pieces in one event; raise `ValueError` or similar if it is malformed."""
-
-    def finish(self) -> tuple[Sequence[P_co], Any]:
-        """Return the pieces held back until the end, and the equivalent non-streamed response."""
 
 
 ParseResponse = Callable[[Any, float], T]
@@ -399,7 +384,7 @@ class HttpClient(RetryingClient):
         return shared_event_loop().run(run_all()) if calls else []
 
     def stream(
-        self, call: Call, parser_class: Callable[[], StreamParser[P]], read: ParseResponse[T]
+        self, call: Call, parser_class: Callable[[], Any], read: ParseResponse[T]
     ) -> Generator[P, None, T]:
         """Make one call and yield its answer in pieces; a single piece if the server cannot stream.
 
@@ -407,7 +392,8 @@ class HttpClient(RetryingClient):
 
         Args:
             call: Call to make.
-            parser_class: Creates a stream parser; each retry gets a new one.
+            parser_class: Creates a stream parser such as `swarm.models.openai.StreamedCompletion`;
+                each retry gets a new one.
             read: Parses the complete response.
 
         Raises:
@@ -453,7 +439,7 @@ class HttpSession:
         return await self._exchange(call, self._read_response)
 
     async def stream(
-        self, parser_class: Callable[[], StreamParser[P]], call: Call, emit: Callable[[P], None]
+        self, parser_class: Callable[[], Any], call: Call, emit: Callable[[P], None]
     ) -> Any:
         """Send a call once, emit the pieces of its answer, and return the complete response.
 

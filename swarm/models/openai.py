@@ -246,7 +246,7 @@ class StreamedToolCalls:
 
 
 class StreamedCompletion:
-    """Parses a streamed chat completion; see `swarm.models.http.StreamParser`."""
+    """Parses the events of a streamed chat completion."""
 
     def __init__(self) -> None:
         self._splitter = ThoughtSplitter()

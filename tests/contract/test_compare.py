@@ -16,11 +16,6 @@ from compare_endpoint import KEY, asked, repeats, script, texts
 
 from swarm.compare import Config, FreeForm, ModelAdapter, Question, Runner
 from swarm.compare.sampling import (
-    ModelCall,
-    SampleRequest,
-    Script,
-    open_answer_cache,
-    replay_scripts,
     run_scripts,
 )
 from swarm.errors import InvalidArgument, UserError
@@ -45,27 +40,6 @@ def test_a_model_gets_one_request_until_it_has_answered_and_then_many() -> None:
         began = time.monotonic()
         run_scripts([script(asked(f"q{n}")) for n in range(40)])
         assert server.peak > 10 and time.monotonic() - began < 4
-
-
-def test_of_many_samples_those_that_lack_are_asked() -> None:
-    """Samples of one request are looked up together, and told as their own."""
-
-    def many(what: ModelCall, samples: range) -> Script[list[str]]:
-        heard = yield [SampleRequest(what, sample) for sample in samples]
-        return [one.text for one in heard]
-
-    count, before = iter(range(1000)), list[int]()
-    with compare_endpoint.endpoint(lambda _: endpoints.chat(f"answer {next(count)}")) as server:
-        [first] = run_scripts([many(asked(), range(30))], before=lambda: before.append(30))
-        assert sorted(first) == sorted(f"answer {n}" for n in range(30))
-        assert run_scripts([many(asked(), range(30))], before=lambda: before.append(0)) == [first]
-        assert (before, len(server.asked)) == ([30], 30), "what is cached asks and tells nothing"
-        _, keys = replay_scripts([script(asked(), 7)])
-        open_answer_cache().delete(keys)
-        [second, part] = run_scripts([many(asked(), range(40)), many(asked(), range(5, 29))])
-        assert len(server.asked) == 30 + 11
-        assert second[:7] + second[8:30] == first[:7] + first[8:] and second[7] not in first
-        assert part == second[5:29]
 
 
 def test_a_server_that_always_fails_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import searches
 from endpoints import Asked, Endpoint, Reply, chat, endpoint
-from judge_benches import BROKEN, fenced, refused, rows, serving, typed, variables, write
+from judge_benches import refused, rows, serving, typed, variables, write
 
 from swarm._util.replies import parse_skill_scores
 
@@ -107,27 +107,6 @@ def reviewed(asked: Asked) -> str:
     text = asked.body["messages"][-1]["content"]
     form = json.loads(re.findall(r"\{\"[^{}]*\}", text)[-1].replace(": N", ": 0"))
     return "Well.\n{" + ", ".join(f'"{skill}": {score(skill)}' for skill in form) + "}"
-
-
-def test_a_missing_reply_shifts_no_review_onto_another_question(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture
-) -> None:
-    gone = ""
-
-    def judged(asked: Asked) -> str | Reply:
-        return BROKEN if fenced(asked)[-1] == gone else reviewed(asked)
-
-    for id_ in (4, 7, 30):
-        gone, folder = f"answer {id_}", Path(str(id_))
-        with serving(monkeypatch, tmp_path / folder, judged):
-            assert typed(f"{JUDGE} {folder}") == 1
-        assert f"failed: {id_} m" in capsys.readouterr().out
-        there = rows(folder / "reviews.jsonl")
-        assert [row["question_id"] for row in there] == sorted({4, 7, 30} - {id_})
-        for row in there:
-            assert row["target_txt"] == f"answer {row['question_id']}"
-            assert set(row["score"]) == set(row["skill"])
-            assert f"answer {row['question_id']}" not in row["review"]
 
 
 def test_tables_by_skill_domain_and_difficulty_are_those_of_the_hand(

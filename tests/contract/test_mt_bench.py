@@ -1,19 +1,13 @@
 """MT-Bench: answers of two turns, grades and comparisons, joined by question and never by place."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import searches
-from endpoints import Asked, Endpoint, Reply, chat, endpoint
-from judge_benches import BROKEN, fenced, refused, rows, serving, typed, variables, worth, write
+from endpoints import Asked, Endpoint, Reply
+from judge_benches import BROKEN, fenced, refused, rows, serving, typed, worth, write
 
 from swarm._util.replies import parse_grade, parse_letter_pick
 from swarm.judge.mt_bench import build_comparison_prompt, build_grade_prompt, read_questions
@@ -154,32 +148,6 @@ def test_a_failed_question_has_no_row_and_is_all_that_is_asked_again(
     written = rows(Path("small.jsonl"))
     assert [row["question_id"] for row in written] == [9, 81, 102]
     assert [choice["index"] for choice in written[0]["choices"]] == [0, 1]
-
-
-def test_what_was_answered_before_a_kill_is_not_asked_again(tmp_path: Path) -> None:
-    stalled = threading.Event()
-
-    def answer(asked: Asked) -> Reply:
-        if len(server.asked) == 5 and not stalled.is_set():
-            stalled.set()
-            return Reply(chat(echo(asked)).body, wait=120)
-        return chat(echo(asked))
-
-    start = [sys.executable, "-m", "swarm.judge", *GENERATE.split(), "--parallel", "1"]
-    with endpoint(answer) as server:
-        env = searches.environment(**variables(server.url, tmp_path))
-        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        process = subprocess.Popen(start, env=env, **silent)
-        assert stalled.wait(300)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        assert not Path("small.jsonl").exists()
-        first = len(server.asked)
-        done = subprocess.run(start, env=env, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert (first, len(server.asked) - first) == (5, 2)
-        assert "4 of them from earlier" in done.stdout
-    assert len(rows(Path("small.jsonl"))) == 3
 
 
 def answered(file: str, model: str, said: dict[int, list[str]]) -> None:

@@ -476,7 +476,7 @@ def detectable(groups: Mapping[str, Sequence[str]], paraphrases: int, samples: i
     Paraphrases and models are assumed to be equal; if they differ, the power is lower.
 
     Args:
-        groups: Name to models, of at least two.
+        groups: Name to models.
         paraphrases: Number of paraphrases of the question.
         samples: Number per paraphrase and model.
     """
@@ -488,6 +488,9 @@ def detectable(groups: Mapping[str, Sequence[str]], paraphrases: int, samples: i
     assumed = "models and paraphrases alike" if several else "paraphrases alike"
     if any(set(a) & set(b) for a, b in combinations(groups.values(), 2)):
         assumed += "; some models are in several groups"
+    if count == 1:
+        half = NormalDist().inv_cdf(1 - SIGNIFICANCE_LEVEL / 2) / math.sqrt(4 * sizes[0])
+        return f"{head}: shares will be known to within {_round_up(half)} (95 %, {assumed})"
     comparisons = math.comb(count, 2)
     least = smallest_difference(sizes[0], sizes[1], comparisons)
     assumed = f"(5 %, {pluralize(comparisons, 'comparison')}; {assumed})"

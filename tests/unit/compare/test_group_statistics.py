@@ -231,6 +231,7 @@ def test_what_a_run_can_show_is_told_before_it() -> None:
         "3 groups, 2 paraphrases x 100 samples each: differences of shares from 0.17 up will be "
         "seen in 4 of 5 runs (5 %, 3 comparisons; paraphrases alike)"
     )
+    assert "known to within 0.10" in detectable({"a": ["m"]}, 1, 100)
     assert "too few answers" in detectable({"a": ["m"], "b": ["n"]}, 1, 1)
     assert "several groups" in detectable({"a": ["m"], "b": ["n", "m"]}, 1, 50)
 

@@ -233,7 +233,7 @@ def write_json_rows(path: Path, rows: Sequence[JsonRow]) -> None:
 
 
 def sibling_path(output: Path, kind: str) -> Path:
-    """Return the path of an output's companion, as FILE.replies.jsonl for FILE.jsonl."""
+    """Return the path of an output's companion, as FILE.summary.json for FILE.jsonl."""
     return output.with_name(f"{output.stem}.{kind}")
 
 

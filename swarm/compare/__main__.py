@@ -215,13 +215,6 @@ def update(data_dir: str) -> None:
     _open_manager(data_dir).update_jobs()
 
 
-@compare.command("update-jobs")
-@click.argument("data_dir", default=DATA_DIR)
-def update_jobs(data_dir: str) -> None:
-    """Update the fine-tuning jobs, as llmcomp-update-jobs does."""
-    _open_manager(data_dir).update_jobs()
-
-
 @finetune.command()
 @click.argument("file")
 @click.option("--min-examples", type=int, help="Minimum number of examples; default 10.")
@@ -230,9 +223,6 @@ def validate(file: str, min_examples: int | None) -> int:
     result = _open_manager().openai_validate_file(file, min_examples=min_examples)
     print(f"{file}: {result}")
     return 0 if result.valid else 1
-
-
-compare.add_command(validate, "validate-file")
 
 
 @finetune.command()
@@ -279,7 +269,7 @@ def jobs(filters: Sequence[str], data_dir: str) -> None:
       python -m swarm.compare finetune jobs state=running
     """
     found = _open_manager(data_dir).get_jobs(**_parse_filters(filters))
-    _print_table(found.drop(columns=["file_md5", "job"]), f"{data_dir}: no jobs")
+    _print_table(found.drop(columns="file_md5"), f"{data_dir}: no jobs")
 
 
 @finetune.command()

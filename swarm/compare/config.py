@@ -153,9 +153,7 @@ class CompareConfig(BaseModel):
         Raises:
             NoClientForModel: No endpoint has the model.
         """
-        found = find_client(model)
-        assert found
-        return found
+        return find_client(model)
 
     @contextmanager
     def override(self, **values: Any) -> Iterator[None]:
@@ -296,8 +294,8 @@ _pairs_of_found: list[EndpointPair] = []
 _lock = threading.Lock()
 
 
-def find_client(model: str, probe: bool = True) -> EndpointClient | None:
-    """Return the endpoint of a model; without `probe`, `None` if it is not known yet.
+def find_client(model: str) -> EndpointClient:
+    """Return the endpoint of a model.
 
     Raises:
         NoClientForModel: No endpoint has the model.
@@ -311,10 +309,7 @@ def find_client(model: str, probe: bool = True) -> EndpointClient | None:
             _pairs_of_found[:] = pairs
         found = _found.get(model)
     if found is None or (isinstance(found, NoClientForModel) and not found.lasting):
-        found = _search_endpoints(model, pairs, probe)
-        if found is None:
-            return None
-        _found[model] = found
+        found = _found[model] = _search_endpoints(model, pairs)
     if isinstance(found, NoClientForModel):
         raise found
     return found
@@ -333,8 +328,8 @@ def may_host_model(base_url: str, model: str) -> bool:
 
 
 def _search_endpoints(
-    model: str, pairs: Sequence[EndpointPair], probe: bool
-) -> EndpointClient | NoClientForModel | None:
+    model: str, pairs: Sequence[EndpointPair]
+) -> EndpointClient | NoClientForModel:
     endpoints = [pair for pair in pairs if may_host_model(pair[0], model)]
     if not endpoints:
         hosts = ", ".join(dict.fromkeys(urlsplit(pair[0]).netloc for pair in pairs))
@@ -350,8 +345,6 @@ def _search_endpoints(
     rows = _run_statement(query, (model, among))
     if known := [pair for pair in endpoints if (pair[0], pair[2]) in rows]:
         return EndpointClient(*known[0])
-    if not probe:
-        return None
     with ThreadPoolExecutor(len(endpoints)) as threads:
         errors = list(threads.map(lambda pair: _probe_endpoint(model, pair), endpoints))
     for pair, error in zip(endpoints, errors, strict=True):

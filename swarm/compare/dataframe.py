@@ -2,8 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, repeat
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from swarm.compare.sampling import SampleOutcome
@@ -36,16 +35,6 @@ class SampleRow(NamedTuple):
     outcomes: Sequence[SampleOutcome] = ()
 
 
-class ParaphraseBlock(NamedTuple):
-    """All rows of one model and one paraphrase, in sample order."""
-
-    question: Any
-    api_kwargs: dict[str, Any]
-    paraphrase_ix: int
-    metadata: Mapping[str, Any]
-    rows: Sequence[SampleRow]
-
-
 class ColumnLayout(NamedTuple):
     """Columns specific to a question type: `near` follow the answer, `far` come behind."""
 
@@ -70,7 +59,7 @@ class ColumnLayout(NamedTuple):
 def build_frame(
     layout: ColumnLayout,
     groups: Mapping[str, Sequence[str]],
-    blocks: Mapping[str, Sequence[ParaphraseBlock]],
+    blocks: Mapping[str, Sequence[Mapping[str, Any]]],
     details: bool = False,
 ) -> "pd.DataFrame":
     """Build a frame with one row per group, model, paraphrase and sample, in this order.
@@ -78,41 +67,19 @@ def build_frame(
     Args:
         layout: Columns of the question type.
         groups: Models by group; a model may be in several groups.
-        blocks: By model, one block per paraphrase.
+        blocks: By model, the values of its rows by column; see `build_record`.
         details: Whether to add `DETAIL_COLUMNS`.
     """
     import pandas as pd
 
     pairs = [(group, model) for group, models in groups.items() for model in models]
-    parts = [(group, model, block) for group, model in pairs for block in blocks[model]]
-    counts = [len(block.rows) for *_, block in parts]
-    rows = [row for *_, block in parts for row in block.rows]
-
-    def per_row(values: Iterable[Any]) -> list[Any]:
-        """Repeat a value of each block for its rows."""
-        return list(chain.from_iterable(map(repeat, values, counts)))
-
-    columns = {
-        "group": per_row(group for group, _, _ in parts),
-        "model": per_row(model for _, model, _ in parts),
-        "question": per_row(block.question for *_, block in parts),
-        "paraphrase_ix": per_row(block.paraphrase_ix for *_, block in parts),
-        "api_kwargs": [
-            copy_request(row.columns.get("api_kwargs", block.api_kwargs))
-            for *_, block in parts
-            for row in block.rows
-        ],
-        "error": [row.error for row in rows],
-    }
-    for name in layout.metadata:
-        columns[name] = per_row(block.metadata.get(name) for *_, block in parts)
-    for name in ("answer", *layout.near, *layout.far):
-        columns[name] = [row.columns.get(name) for row in rows]
-    if details:
-        samples = chain.from_iterable(map(range, counts))
-        values = [(n, *_detail_values(row)) for n, row in zip(samples, rows, strict=True)]
-        columns |= {name: [one[k] for one in values] for k, name in enumerate(DETAIL_COLUMNS)}
-    return pd.DataFrame({name: as_column(columns[name]) for name in layout.list_columns(details)})
+    records = [
+        {**one, "group": group, "model": model, "api_kwargs": copy_request(one["api_kwargs"])}
+        for group, model in pairs
+        for one in blocks[model]
+    ]
+    names = layout.list_columns(details)
+    return pd.DataFrame({name: as_column([one.get(name) for one in records]) for name in names})
 
 
 def copy_request(sent: dict[str, Any]) -> dict[str, Any]:
@@ -128,32 +95,38 @@ def as_column(values: list[Any]) -> Any:
     return values if isinstance(first_value, int | float) else pd.Series(values, dtype=object)
 
 
-def _detail_values(row: SampleRow) -> tuple[Any, ...]:
-    """Return the values of `DETAIL_COLUMNS[1:]`.
+def build_record(sample: int, row: SampleRow, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row's values by column, and those of `DETAIL_COLUMNS` if it has an answer.
 
     Tokens, seconds and costs are summed over a row's answers; "cached" requires that all of them
     are.
+
+    Args:
+        sample: Index of the row among those of its paraphrase.
+        row: The row.
+        asked: Values of all rows of its paraphrase, among them "api_kwargs".
     """
+    record = {**asked, "sample": sample, **row.columns, "error": row.error}
     completions = [one for one in row.outcomes if isinstance(one, Completion)]
     if not completions:
-        return (None,) * (len(DETAIL_COLUMNS) - 1)
+        return record
     usage = sum_usage(completions)
-    return (
-        completions[0].finish,
-        completions[0].reasoning,
-        usage.prompt_tokens,
-        usage.new_tokens,
-        sum(one.seconds for one in completions),
-        usage.known_cost,
-        all(one.cached for one in completions),
-    )
+    return {
+        **record,
+        "finish": completions[0].finish,
+        "reasoning": completions[0].reasoning,
+        "prompt_tokens": usage.prompt_tokens,
+        "new_tokens": usage.new_tokens,
+        "seconds": sum(one.seconds for one in completions),
+        "cost": usage.known_cost,
+        "cached": all(one.cached for one in completions),
+    }
 
 
-def print_failures(name: str, blocks: Mapping[str, Sequence[ParaphraseBlock]]) -> None:
+def print_failures(name: str, blocks: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     """Print to stderr how many rows failed, one line per model, with the first reason."""
-    for model, model_blocks in blocks.items():
-        rows = [row for block in model_blocks for row in block.rows]
-        errors = [row.error for row in rows if row.error is not None]
+    for model, rows in blocks.items():
+        errors = [row["error"] for row in rows if row["error"] is not None]
         if errors:
             kinds = len(Counter(errors))
             more = f" (and {kinds - 1} other reasons)" if kinds > 1 else ""

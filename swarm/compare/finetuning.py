@@ -1,20 +1,19 @@
 """Manager of fine-tuned models: create, follow and list jobs at OpenAI-compatible servers.
 
-Each step of a job is recorded before it is taken, so that any of them may fail: no job is created
-twice, and none is lost. API keys are never stored, only the name of a key's environment variable.
+A job is recorded when the server has it. API keys are never stored, only the name of a key's
+environment variable.
 """
 
 import hashlib
 import json
 import os
 import re
-import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import StringConstraints
 
@@ -56,15 +55,6 @@ MAX_SUFFIX_CHARS = 64
 FINAL_STATES = ("succeeded", "failed", "cancelled")
 """States that never change."""
 
-JOB_ID_TAG = "model_swarms"
-"""Metadata key at the server with the job's id in this database."""
-
-SETTLE_S = 60.0
-"""Seconds after which a request without a response has either created a job or never will."""
-
-MAX_CLOCK_SKEW_S = 120.0
-"""Maximum seconds that a server's clock may be behind."""
-
 MIN_UPLOAD_BYTES_PER_S = 100_000
 """Minimum upload speed in bytes per second, for timeouts."""
 
@@ -74,8 +64,8 @@ MODEL_COLUMNS = (
 )
 
 JOB_COLUMNS = (
-    *("id", "state", "suffix", "base_model", "file_name", "file_md5", "job", "model"),
-    *("created", "error"),
+    *("id", "state", "suffix", "base_model", "file_name", "file_md5", "model", "created"),
+    "error",
 )
 
 Job = dict[str, Any]
@@ -146,27 +136,16 @@ class OpenaiTrainingParams:
         return job
 
 
-class ApiKey(NamedTuple):
-    """An API key, and the environment variable it is from, if any."""
-
-    secret: str
-    variable: str | None = None
-
-    def __repr__(self) -> str:
-        return f"ApiKey({self.variable or 'given'})"
-
-
 class ServerError(UserError):
     """A server refused a request or was unreachable.
 
     Attributes:
         status: HTTP status; `None` without a response.
-        reason: OpenAI's code of the error.
     """
 
-    def __init__(self, message: str, status: int | None = None, reason: str | None = None) -> None:
+    def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
-        self.status, self.reason = status, reason
+        self.status = status
 
     @property
     def passing(self) -> bool:
@@ -175,21 +154,26 @@ class ServerError(UserError):
 
 
 class FinetuningApi:
-    """The fine-tuning API of a job's server, with one key; all methods raise `ServerError`."""
+    """The fine-tuning API of a server, with one key; all methods raise `ServerError`."""
 
-    def __init__(self, job: Job, key: ApiKey, timeout: float) -> None:
-        self.url, self.key, self.timeout = job["base_url"], key, timeout
+    def __init__(self, url: str, key: str, timeout: float) -> None:
+        self.url, self.key, self.timeout = url, key, timeout
 
-    def get(self, path: str, needed: str = "id", **query: Any) -> Any:
+    def get(self, path: str, needed: str = "id") -> Any:
         """Return an object, which must have the key `needed`."""
-        options: Any = {"params": query}
-        return self._call(lambda client: client.get(path, cast_to=object, options=options), needed)
+        return self._call(lambda client: client.get(path, cast_to=object), needed)
 
-    def post(self, path: str, body: Any = None) -> Any:
+    def post(self, path: str, body: Any) -> Any:
         """Send an object, once: it may have arrived although its response was lost."""
-        return self._call(
-            lambda client: client.post(path, cast_to=object, body=body), max_retries=0
-        )
+        try:
+            return self._call(
+                lambda client: client.post(path, cast_to=object, body=body), max_retries=0
+            )
+        except ServerError as error:
+            if not error.passing:
+                raise
+            unsure = "; the server may have done it all the same: look there before you try again"
+            raise ServerError(f"{error}{unsure}", error.status) from None
 
     def upload(self, name: str, data: bytes) -> str:
         """Upload a training file and return its id."""
@@ -199,18 +183,6 @@ class FinetuningApi:
         )
         return str(found["id"])
 
-    def list_jobs(self, since: float) -> list[Any]:
-        """Return the jobs created since a time, the latest first."""
-        found: list[Any] = []
-        query = {"limit": "100"}
-        while True:
-            page = self.get("/fine_tuning/jobs", "data", **query)
-            found += page["data"]
-            times = [one.get("created_at") or since for one in found]
-            if not page.get("has_more") or not found or times[-1] < since:
-                return [one for one, at in zip(found, times, strict=True) if at >= since]
-            query["after"] = found[-1]["id"]
-
     def _call(self, ask: "Callable[[OpenAI], Any]", needed: str = "id", **options: Any) -> Any:
         try:
             import openai
@@ -218,17 +190,15 @@ class FinetuningApi:
             raise missing_extra_error(error, "compare") from None
         options = {"timeout": self.timeout, "max_retries": 2, **options}
         try:
-            with openai.OpenAI(api_key=self.key.secret, base_url=self.url, **options) as client:
+            with openai.OpenAI(api_key=self.key, base_url=self.url, **options) as client:
                 found = ask(client)
         except openai.OpenAIError as error:
             status = error.status_code if isinstance(error, openai.APIStatusError) else None
             body = error.body if isinstance(error, openai.APIError) else None
             message = body.get("message") if isinstance(body, dict) else None
             cause = f" {error.__cause__}" if error.__cause__ else ""
-            words = to_one_line(str(message or f"{error}{cause}")).replace(self.key.secret, "***")
-            hint = f" (key: {self.key.variable or 'the given key'})" * (status in (401, 403))
-            reason = error.code if isinstance(error, openai.APIError) else None
-            raise ServerError(f"{self.url}: {words}{hint}", status, reason) from None
+            words = to_one_line(str(message or f"{error}{cause}")).replace(self.key, "***")
+            raise ServerError(f"{self.url}: {words}", status) from None
         if not isinstance(found, dict) or needed not in found:
             raise ServerError(f"{self.url}: the response has no {needed!r}")
         return found
@@ -257,15 +227,15 @@ class FinetuningManager:
         timeout: float = 60.0,
     ) -> None:
         self.path, self.timeout = Path(data_dir).expanduser() / "finetuning.json", timeout
-        self._given = [ApiKey(secret) for secret in api_keys]
-        self._keys: dict[str, ApiKey] = {}  # keys by the id of their job
+        self._given = list(api_keys)
+        self._keys: dict[str, list[str]] = {}  # by server, of the jobs created here
         self._load()
 
     def create_job(self, params: OpenaiTrainingParams) -> str | None:
-        """Create a fine-tuning job, or resume an interrupted one with the same parameters.
+        """Create a fine-tuning job.
 
         Returns:
-            The id of the job; `None` if a file is invalid, whose errors are printed.
+            The server's id of the job; `None` if a file is invalid, whose errors are printed.
 
         Raises:
             InvalidArgument: A file cannot be read, or another file has the same suffix.
@@ -279,9 +249,18 @@ class FinetuningManager:
             if not result.valid:
                 print(f"{name}: {result}")
                 return None
+        job = params.to_job()
+        self._keys.setdefault(job["base_url"], []).append(params.api_key)
+        api = FinetuningApi(job["base_url"], params.api_key, self.timeout)
         with self._changing():
-            job = self._prepare_job(params)
-            self._submit_job(job)
+            self._check_suffix(job)
+            for kind in ("file", "validation"):
+                if path := job.get(f"{kind}_path"):
+                    job[f"{kind}_id"] = self._upload_file(api, path, job[f"{kind}_md5"])
+            found = api.post("/fine_tuning/jobs", build_request(job))
+            job |= {"id": found["id"], "created": time.time(), "models": [], "error": None}
+            self._jobs.append(job)
+            self._adopt_job(job, found)
         print(f"{job['suffix']}: {job['id']} on {job['base_model']}, {job['state']}")
         return str(job["id"])
 
@@ -376,94 +355,29 @@ class FinetuningManager:
             self._load()
             yield
 
-    def _update(self, job: Job, /, **values: Any) -> None:
-        """Change a job, and write the file."""
-        job.update(values)
+    def _save(self) -> None:
         write_json(self.path, {"jobs": self._jobs, "files": self._files})
 
-    # The steps of a job
+    # Jobs
 
-    def _prepare_job(self, params: OpenaiTrainingParams) -> Job:
-        """Store a job before any request, or return an interrupted one with the same parameters."""
-        new = params.to_job()
-        key = ApiKey(params.api_key, new["key_variable"])
+    def _check_suffix(self, new: Job) -> None:
+        """Check that all models with one suffix are trained on the same content of one file."""
         for old in self._jobs:
-            same = old["state"] == "creating" and all(old.get(name) == new[name] for name in new)
-            if same:
-                self._keys[old["id"]] = key
-                print(f"{old['suffix']}: resuming {old['id']}, which was interrupted")
-                return old
-            # All models with one suffix are trained on the same content of one file.
-            if old["suffix"] == new["suffix"] and old["state"] not in ("failed", "cancelled"):
-                names = ("file_name", "file_path")
-                other = all(old[name] != new[name] for name in names)
-                if other or old["file_md5"] != new["file_md5"]:
-                    changed = "" if other else ", whose content has changed since"
-                    raise InvalidArgument(
-                        f"suffix={new['suffix']!r} is already used for {old['file_name']} "
-                        f"({old['id']}){changed}: the models would be indistinguishable; give "
-                        "another suffix="
-                    )
-        job: Job = {**new, "id": f"job-{secrets.token_hex(6)}", "created": time.time()}
-        self._keys[job["id"]] = key
-        self._jobs.append(job)
-        self._update(job, state="creating", job=None, sent=0.0, models=[], error=None)
-        return job
-
-    def _submit_job(self, job: Job) -> None:
-        """Take the remaining steps until the server has the job.
-
-        Raises:
-            ServerError: The server is unreachable or rejects it.
-            UserError: No key is known, or a file has changed.
-        """
-        api = FinetuningApi(job, self._list_keys(job)[0], self.timeout)
-        try:
-            if job["sent"] and self._find_lost_job(api, job):
-                return
-            if (delay := job["sent"] + SETTLE_S - time.time()) > 0:
-                raise UserError(
-                    f"{job['suffix']}: the server may still create the job whose response was "
-                    f"lost; call update_jobs again in {delay:.0f} s"
+            if old["suffix"] != new["suffix"] or old["state"] in ("failed", "cancelled"):
+                continue
+            other = any(old[name] != new[name] for name in ("file_name", "file_path"))
+            if other or old["file_md5"] != new["file_md5"]:
+                changed = "" if other else ", whose content has changed since"
+                raise InvalidArgument(
+                    f"suffix={new['suffix']!r} is already used for {old['file_name']} "
+                    f"({old['id']}){changed}: the models would be indistinguishable; give "
+                    "another suffix="
                 )
-            for kind, name in (("file", "file_id"), ("validation", "validation_file_id")):
-                if job.get(f"{kind}_path") and not job.get(name):
-                    found = self._upload_file(api, job, job[f"{kind}_path"], job[f"{kind}_md5"])
-                    self._update(job, **{name: found})
-            self._create_at_server(api, job)
-        except ServerError as error:
-            limited = error.status == 429 and error.reason != "insufficient_quota"
-            # If a response was lost, the job may exist, whatever later responses are.
-            keep = limited or error.passing or job["sent"]
-            self._update(job, error=str(error), **({} if keep else {"state": "failed"}))
-            if not limited:
-                raise
-            print(f"{job['suffix']}: {error}. It is stored as {job['id']}; update_jobs sends it")
 
-    def _list_keys(self, job: Job, others: Sequence[ApiKey] = ()) -> list[ApiKey]:
-        """Return the keys that may be used for a job, the most probable first."""
-        variable = job["key_variable"]
-        own = [self._keys[job["id"]]] if job["id"] in self._keys else []
-        if variable and (present := os.environ.get(variable, "").strip()):
-            own.append(ApiKey(present, variable))
-        keys: dict[str, ApiKey] = {}
-        for key in (*own, *self._given, *others):
-            keys.setdefault(key.secret, key)
-        if not keys:
-            raise UserError(
-                f"{job['suffix']}: no key for {job['base_url']}; set the original key in "
-                f"{variable or 'OPENAI_API_KEY'}, or pass it as FinetuningManager(api_keys=[...])"
-            )
-        return list(keys.values())
-
-    def _upload_file(self, api: FinetuningApi, job: Job, path: str, md5: str) -> str:
+    def _upload_file(self, api: FinetuningApi, path: str, md5: str) -> str:
         """Return the id of a file; uploads it unless the key's project has it."""
-        data = read_training_file(path)
-        if hashlib.md5(data).hexdigest() != md5:
-            self._update(job, state="failed", error="the file has changed")
-            raise InvalidArgument(f"{path} has changed since the job was created; create a new job")
         for file in self._files:
-            if (file["md5"], file["base_url"]) == (md5, job["base_url"]):
+            if (file["md5"], file["base_url"]) == (md5, api.url):
                 try:
                     known = api.get(f"/files/{file['file_id']}")
                 except ServerError as error:
@@ -473,50 +387,11 @@ class FinetuningManager:
                 if known.get("status") not in ("error", "deleted"):
                     print(f"{Path(path).name} already exists: {file['file_id']}")
                     return str(file["file_id"])
-        found = api.upload(Path(path).name, data)
-        self._files.append({"file_id": found, "md5": md5, "base_url": job["base_url"]})
+        found = api.upload(Path(path).name, read_training_file(path))
+        self._files.append({"file_id": found, "md5": md5, "base_url": api.url})
+        self._save()
         print(f"{Path(path).name} is uploaded: {found}")
         return found
-
-    def _create_at_server(self, api: FinetuningApi, job: Job) -> None:
-        hyperparameters = {
-            "batch_size": job["batch_size"],
-            "learning_rate_multiplier": job["learning_rate_multiplier"],
-            "n_epochs": job["epochs"],
-        }
-        body = {
-            "model": job["base_model"],
-            "training_file": job["file_id"],
-            "suffix": job["suffix"],
-            "seed": job["seed"],
-            "validation_file": job.get("validation_file_id"),
-            "metadata": {JOB_ID_TAG: job["id"]},
-            "method": {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}},
-        }
-        given = {key: value for key, value in body.items() if value is not None}
-        self._update(job, sent=time.time())
-        try:
-            self._adopt_job(job, api.post("/fine_tuning/jobs", given))
-        except ServerError as error:
-            if not error.passing:
-                self._update(job, sent=0.0)
-            elif self._find_lost_job(api, job):
-                return
-            raise
-
-    def _find_lost_job(self, api: FinetuningApi, job: Job) -> bool:
-        """Look for the server's job whose creation response was lost, and adopt it.
-
-        Jobs are matched by the id in their metadata or, at servers that keep none, by their file.
-        """
-        known = {one["job"] for one in self._jobs}
-        for found in api.list_jobs(job["sent"] - MAX_CLOCK_SKEW_S):
-            tag = (found.get("metadata") or {}).get(JOB_ID_TAG)
-            untagged = tag is None and found.get("training_file") == job["file_id"]
-            if (tag == job["id"] or untagged) and found.get("id") not in known:
-                self._adopt_job(job, api.get(f"/fine_tuning/jobs/{found['id']}"))
-                return True
-        return False
 
     def _adopt_job(self, job: Job, found: Any) -> None:
         """Store the state and the fields that the server has set."""
@@ -532,52 +407,75 @@ class FinetuningManager:
             "error": to_one_line(str(error.get("message") or error.get("code") or "")) or None,
         }
         known = {key: one for key, one in values.items() if one is not None and one != "auto"}
-        first = {"error": None} if job["job"] is None else {}
-        self._update(job, **{"job": found["id"], "state": found["status"], **first, **known})
+        job |= {"state": found["status"], **known}
+        self._save()
 
     def _update_job(self, job: Job) -> str:
-        """Read a job's current state, or submit it; return a status line."""
-        suffix, found = job["suffix"], dict[str, Any]()
-        if job["job"] is None:
-            self._submit_job(job)
-        else:
-            api, found = self._find_access(job)
-            self._adopt_job(job, found)
-            if job["state"] == "succeeded":
-                self._update(job, models=_list_models(api, job, found))
-                names = [one["model"] for one in job["models"]]
-                more = f" and {len(names) - 1} checkpoints" if len(names) > 1 else ""
-                return f"✓ {suffix}: succeeded → {names[0] if names else 'unnamed model'}{more}"
-            if job["state"] in FINAL_STATES:
-                return f"✗ {suffix}: {job['state']}" + (f": {job['error']}" if job["error"] else "")
-        state = "waits for a slot" if job["job"] is None else job["state"]
-        line = f"… {suffix} ({job['base_model']}): {state}"
+        """Read a job's current state; return a status line."""
+        suffix = job["suffix"]
+        api, found = self._find_access(job)
+        self._adopt_job(job, found)
+        if job["state"] == "succeeded":
+            job["models"] = _list_models(api, job, found)
+            self._save()
+            names = [one["model"] for one in job["models"]]
+            more = f" and {len(names) - 1} checkpoints" if len(names) > 1 else ""
+            return f"✓ {suffix}: succeeded → {names[0] if names else 'unnamed model'}{more}"
+        if job["state"] in FINAL_STATES:
+            return f"✗ {suffix}: {job['state']}" + (f": {job['error']}" if job["error"] else "")
+        line = f"… {suffix} ({job['base_model']}): {job['state']}"
         end = found.get("estimated_finish")
         if isinstance(end, int | float) and end > time.time():
             line += f", trained in about {format_duration(end - time.time(), minutes=True)}"
         return line
 
+    def _list_keys(self, job: Job) -> list[str]:
+        """Return the keys that may be used for a job, the most probable first."""
+        url, variable = job["base_url"], job["key_variable"]
+        names = [variable] if variable else []
+        if url == OPENAI_BASE_URL:
+            # Another key of the project has access, too; no other server is sent OpenAI's.
+            names += filter(OPENAI_KEY_VARIABLE.fullmatch, sorted(os.environ))
+        known = [*self._keys.get(url, ()), *(os.environ.get(name, "").strip() for name in names)]
+        keys = list(filter(None, dict.fromkeys([*known, *self._given])))
+        if not keys:
+            raise UserError(
+                f"{job['suffix']}: no key for {url}; set the original key in "
+                f"{variable or 'OPENAI_API_KEY'}, or pass it as FinetuningManager(api_keys=[...])"
+            )
+        return keys
+
     def _find_access(self, job: Job) -> tuple[FinetuningApi, Any]:
         """Return the API with the first key that has access to a job, and the job there."""
-        others: list[ApiKey] = []
-        if job["base_url"] == OPENAI_BASE_URL:
-            # Another key of the project has access, too; no other server is sent OpenAI's.
-            found = ((name, os.environ[name].strip()) for name in sorted(os.environ))
-            others = [ApiKey(k, n) for n, k in found if k and OPENAI_KEY_VARIABLE.fullmatch(n)]
         failed: ServerError | None = None
-        for key in self._list_keys(job, others):
-            api = FinetuningApi(job, key, self.timeout)
+        for key in self._list_keys(job):
+            api = FinetuningApi(job["base_url"], key, self.timeout)
             try:
-                answer = api.get(f"/fine_tuning/jobs/{job['job']}")
+                return api, api.get(f"/fine_tuning/jobs/{job['id']}")
             except ServerError as error:
                 failed = error
                 if error.passing:  # any other key would wait as long
                     break
-            else:
-                self._keys[job["id"]] = key
-                return api, answer
         assert failed
         raise failed
+
+
+def build_request(job: Job) -> dict[str, Any]:
+    """Return the body of the request that creates a job."""
+    hyperparameters = {
+        "batch_size": job["batch_size"],
+        "learning_rate_multiplier": job["learning_rate_multiplier"],
+        "n_epochs": job["epochs"],
+    }
+    body = {
+        "model": job["base_model"],
+        "training_file": job["file_id"],
+        "suffix": job["suffix"],
+        "seed": job["seed"],
+        "validation_file": job.get("validation_id"),
+        "method": {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}},
+    }
+    return {key: value for key, value in body.items() if value is not None}
 
 
 def _list_models(api: FinetuningApi, job: Job, found: Any) -> list[Job]:
@@ -586,7 +484,7 @@ def _list_models(api: FinetuningApi, job: Job, found: Any) -> list[Job]:
     if not isinstance(final, str):
         return []
     try:
-        listed = api.get(f"/fine_tuning/jobs/{job['job']}/checkpoints", "data")["data"]
+        listed = api.get(f"/fine_tuning/jobs/{job['id']}/checkpoints", "data")["data"]
     except ServerError as error:
         if error.passing:
             raise

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
-from itertools import chain, count, cycle, islice
+from itertools import chain, count, cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
@@ -25,10 +25,9 @@ from swarm._util.settings import Positive, explain, field_types
 from swarm.compare.config import EXACT, Config, open_answer_cache
 from swarm.compare.dataframe import (
     ColumnLayout,
-    ParaphraseBlock,
     SampleRow,
     build_frame,
-    copy_request,
+    build_record,
     print_failures,
 )
 from swarm.compare.sampling import (
@@ -339,7 +338,7 @@ class Question(BaseModel, ABC):
             ]
 
     def get_results(self, models: Sequence[str]) -> "list[Result]":
-        """Query the models, or read their cached answers, without a data frame.
+        """Query the models, or read their cached answers; the rows of `df` by model.
 
         Args:
             models: Names of models, each once.
@@ -349,24 +348,14 @@ class Question(BaseModel, ABC):
         """
         if not isinstance(models, str) and not models:
             return []
-        plan = QuestionPlan(self, parse_model_groups({"all": models}))
-        if len(plan.models) < len(models):
+        df = self.df({"all": models})
+        if df["model"].nunique() < len(models):
             raise InvalidArgument("get_results: each model may be named once")
-        results = []
-        for model, blocks in ask_plans([plan])[0].items():
-            data = [
-                {
-                    "api_kwargs": copy_request(block.api_kwargs),
-                    "question": block.question,
-                    "paraphrase_ix": block.paraphrase_ix,
-                    **row.columns,
-                    "error": row.error,
-                }
-                for block in blocks
-                for row in block.rows
-            ]
-            results.append(Result(self, model, data))
-        return results
+        parts = df.drop(columns="group").groupby("model", sort=False)
+        return [
+            Result(self, str(model), part.drop(columns="model").to_dict("records"))
+            for model, part in parts
+        ]
 
     def many_models_execute(self, models: Sequence[str]) -> "list[Result]":
         """Query the models again; the new answers replace the cached ones. See `get_results`."""
@@ -450,27 +439,26 @@ class QuestionPlan:
             for sample in range(offset * each, (offset + 1) * each):
                 yield SampleRequest(call, sample)
 
-    def take_blocks(self, rows: Iterator[SampleRow]) -> dict[str, list[ParaphraseBlock]]:
-        """Consume this question's rows, which are next in the iterator."""
-        sent, samples = iter(self.request_params), self.question.samples_per_paraphrase
+    def take_blocks(self, rows: Iterator[SampleRow]) -> dict[str, list[dict[str, Any]]]:
+        """Consume this question's rows, which are next in the iterator; return them by model."""
+        sent, samples = iter(self.request_params), range(self.question.samples_per_paraphrase)
         facts = self.question.metadata or [{}] * len(self.messages)
+        asked = [
+            {"question": turns[-1]["content"], "paraphrase_ix": number, **facts[number]}
+            for number, turns in enumerate(self.messages)
+        ]
         return {
             model: [
-                ParaphraseBlock(
-                    messages[-1]["content"],
-                    next(sent),
-                    number,
-                    facts[number],
-                    list(islice(rows, samples)),
-                )
-                for number, messages in enumerate(self.messages)
+                build_record(sample, next(rows), one)
+                for one in [{**fixed, "api_kwargs": next(sent)} for fixed in asked]
+                for sample in samples
             ]
             for model in self.models
         }
 
 
-def ask_plans(plans: Sequence[QuestionPlan]) -> list[dict[str, list[ParaphraseBlock]]]:
-    """Return the answers to each question by model; print how many failed."""
+def ask_plans(plans: Sequence[QuestionPlan]) -> list[dict[str, list[dict[str, Any]]]]:
+    """Return the rows of each question by model; print how many failed."""
     title = plans[0].question.name if len(plans) == 1 else f"{len(plans)} questions"
     found = []
     with reduce_gc_frequency():

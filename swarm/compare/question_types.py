@@ -95,14 +95,12 @@ class FreeForm(Question):
         return judges and {name: resolve_judge(name, given) for name, given in judges.items()}
 
     def params(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
-        """See `Question.params`."""
         settings = {"temperature": self.temperature, "max_tokens": self.max_tokens}
         given = {key: value for key, value in settings.items() if value is not None}
         return {**super().params(messages), **given}
 
     @property
     def layout(self) -> ColumnLayout:
-        """See `Question.layout`."""
         judges = self.judges or {}
         far = [name + suffix for name, judge in judges.items() for suffix in judge.suffixes]
         return super().layout._replace(near=tuple(judges), far=tuple(far))
@@ -125,7 +123,6 @@ class FreeForm(Question):
         return (self._judge_row(call, sample, judging) for call, sample in rows)
 
     def judge_scripts(self, question: Any, answers: Iterable[str]) -> list[Script[Any]]:
-        """See `Question.judge_scripts`."""
         text, judges = content_as_text(question), [*(self.judges or {}).values()]
         return [j.judge(fill_template(j.template, text, one)) for j in judges for one in answers]
 
@@ -170,7 +167,6 @@ class TokenQuestion(Question):
 
     @property
     def layout(self) -> ColumnLayout:
-        """See `Question.layout`."""
         ends = ("low", "high") if self.estimate_by_sampling else ()
         return super().layout._replace(near=self.near, far=(*self.far, *ends))
 
@@ -193,20 +189,17 @@ class NextToken(TokenQuestion):
     num_samples: Positive = 1
 
     def params(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
-        """See `Question.params`."""
         params = super().params(messages)
         if self.estimate_by_sampling:
             return with_sampling(params, 1)
         return with_logprobs(params, self.top_logprobs)
 
     def settings(self) -> dict[str, Any]:
-        """See `Question.settings`."""
         if self.estimate_by_sampling:
             return {"num_samples": sample_count(self.estimate_by_sampling)}
         return {"convert_to_probs": self.convert_to_probs, "num_samples": self.num_samples}
 
     def row(self, call: ModelCall, sample: int) -> Script[SampleRow]:
-        """See `Question.row`."""
         number = sample_count(self.estimate_by_sampling) or self.num_samples
         read = count_answers if self.estimate_by_sampling else read_next_token
         found = yield from read(call, range(sample * number, (sample + 1) * number))
@@ -263,11 +256,9 @@ class Rating(TokenQuestion):
         )
 
     def params(self, messages: list[dict[str, Any]]) -> dict[str, Any]:
-        """See `Question.params`."""
         return build_rating_params(super().params(messages), self.bounds)
 
     def row(self, call: ModelCall, sample: int) -> Script[SampleRow]:
-        """See `Question.row`."""
         found = yield from read_rating(call, self.bounds, sample)
         return found.to_row("raw_answer", "probs", "refused", "unseen", "low", "high")
 

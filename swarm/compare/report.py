@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swarm._util.files import write_atomic
-from swarm._util.jsonl import to_json_value
+from swarm._util.jsonl import shorten_text, to_json_value
 from swarm._util.terminal import (
     csv_cell,
     format_interval,
@@ -190,7 +190,7 @@ def _summary_table(found: "pd.DataFrame", category: str) -> TableBlock:
     for name, part in found.groupby(category, sort=False):
         shown = part[(part["value"] != 0) | (part["answer"] == "mean")]
         cells = [
-            [_shorten_answer(row["answer"]), _format_ends(row)]
+            [shorten_text(row["answer"], 80), _format_ends(row)]
             for row in shown.head(MAX_ANSWERS_SHOWN).to_dict("records")
         ]
         first = part.iloc[0]
@@ -250,11 +250,6 @@ def _format_cost(rows: "pd.DataFrame") -> str:
         return "no price known"
     least = f"at least, as no price is known for {', '.join(free[:5])}" if free else ""
     return f"cost ${costs.sum():.{2 if costs.sum() >= 1 else 6}f} {least}".strip()
-
-
-def _shorten_answer(answer: Any) -> str:
-    text = " ".join(str(answer).split())
-    return text if len(text) <= 80 else f"{text[:79]}…"
 
 
 def _write_text(path: Path, text: str) -> None:

@@ -1,7 +1,7 @@
 """Low-level calls of one model: text, token probabilities, sampled answers, many at once."""
 
 import sys
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial, wraps
 from typing import Any
@@ -66,7 +66,6 @@ class Runner:
 
     @property
     def client(self) -> Any:
-        """See `Config.client_for_model`."""
         return Config.client_for_model(self.model)
 
     @_run_script
@@ -141,7 +140,6 @@ class Runner:
         silent: bool = False,
         title: str | None = None,
         executor: Executor | None = None,
-        in_order: bool = False,
     ) -> Iterator[tuple[Mapping[str, Any], RunnerResult]]:
         """Call a function with each set of arguments, concurrently.
 
@@ -154,7 +152,6 @@ class Runner:
             title: Title of the progress bar.
             executor: Executor for functions other than a runner's methods; results are then in
                 the order of `kwargs_list`.
-            in_order: Yield in the order of `kwargs_list` instead of completion.
 
         Yields:
             Arguments and (result, parameters that were sent); for a failed call (None, {}), and the
@@ -174,22 +171,11 @@ class Runner:
                 results = enumerate(executor.map(_catch_exceptions, [func] * len(calls), arguments))
             else:
                 results = run_concurrently(calls, workers)
-        for number, one in in_number_order(results) if in_order else results:
+        for number, one in results:
             if isinstance(one, Exception):
                 print(f"call {number} failed: {one}", file=sys.stderr)
                 one = (None, {})
             yield kwargs_list[number], one
-
-
-def in_number_order(done: Iterator[tuple[int, Any]]) -> Generator[tuple[int, Any], None, None]:
-    """Yield numbered results in order, each as early as possible."""
-    early: dict[int, Any] = {}
-    following = 0
-    for number, one in done:
-        early[number] = one
-        while following in early:
-            yield following, early.pop(following)
-            following += 1
 
 
 def _catch_exceptions(func: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:

@@ -1,8 +1,7 @@
 """Sampling: requests of questions, the models that answer them, and the run of all scripts.
 
 A row of a question is a script, a generator that yields the samples it needs and is sent their
-outcomes. All scripts of a run first advance as far as cached answers allow; what they then lack
-is requested by one `swarm.models.sampling.Sampler`.
+outcomes. One `swarm.models.sampling.Sampler` obtains the samples of all scripts of a run.
 """
 
 import asyncio
@@ -36,7 +35,7 @@ from swarm.models.openai import OpenAI
 from swarm.models.providers import Providers
 from swarm.models.rate_limit import Limits
 from swarm.models.sampling import CachedModel, PreparedRequest, SampledModel, Sampler, sample_key
-from swarm.registry.registry import Roster, model_identity
+from swarm.registry.registry import Roster, store_answers
 
 T = TypeVar("T")
 
@@ -244,16 +243,12 @@ _models_lock = threading.Lock()
 _models: dict[Any, SampledModel] = {}
 
 
-def resolve_model(name: str, probe: bool = True) -> SampledModel | None:
+def resolve_model(name: str) -> SampledModel:
     """Return the model of a name; may probe endpoints, so it must not run in an event loop.
 
     Order of precedence: custom models (`Config.models`); this project's kinds (local/, search/,
     initial_experts/, llm/, function/, moa/, consortium/); the endpoints of `Config.url_key_pairs`;
     PROVIDER/MODEL.
-
-    Args:
-        name: The name.
-        probe: If false, return `None` where the endpoint is not known yet.
 
     Raises:
         NoClientForModel: There is no such model; or another `UserError`.
@@ -268,7 +263,7 @@ def resolve_model(name: str, probe: bool = True) -> SampledModel | None:
         known = f"{FOLDER_PREFIXES.get(first, first)}/{rest}"
         return _share_model((name,), lambda: _wrap_registry_model(known))
     try:
-        client = find_client(name, probe)
+        client = find_client(name)
     except NoClientForModel:
         provider = _load_providers().get(first) if rest else None
         if provider is None:
@@ -277,8 +272,6 @@ def resolve_model(name: str, probe: bool = True) -> SampledModel | None:
         return _share_model(
             (name,), lambda: provider.create_model(rest, cache=cache, greedy_once=False)
         )
-    if client is None:
-        return None
     return _share_model(
         (name, client.base_url, client.api_key, client.variable),
         lambda: _create_endpoint_model(name, client),
@@ -310,10 +303,7 @@ def _wrap_custom_model(name: str, model: Any) -> SampledModel:
 def _wrap_registry_model(name: str) -> SampledModel:
     cache = open_answer_cache()
     roster = Config.roster or _load_roster(cache, Config.base, Config.pool)
-    found = roster.model(name)
-    bare = found.model if isinstance(found, CachedModel) else found
-    identity = ("named", name, model_identity(bare))
-    return CachedModel(bare, cache, identity, name, BATCH_SIZE, BATCHES)
+    return store_answers(roster.model(name), name, cache, BATCH_SIZE, BATCHES)
 
 
 def _create_endpoint_model(name: str, client: EndpointClient) -> SampledModel:
@@ -353,67 +343,6 @@ _load_providers = lru_cache(maxsize=1)(Providers.load)
 
 Prepared = PreparedRequest | UserError
 
-Waiting = tuple[Sequence[SampleRequest], bool]
-"""Samples that a script waits for, and whether it was sent others before."""
-
-
-def _advance(
-    scripts: Sequence[Script[T]],
-    prepare: Callable[[ModelCall], Prepared | None],
-    on_result: Callable[[int, T], None],
-) -> tuple[dict[int, Waiting], list[str], list[SampleOutcome]]:
-    """Advance scripts as far as cached answers allow, all of them by one step after another.
-
-    Args:
-        prepare: Returns a call in the form of its model, its error, or `None` to request it.
-        on_result: Called with the index and the result of each finished script.
-
-    Returns:
-        What each script waits for that lacks an answer; the cache keys of all samples that were
-            needed; and all outcomes that were sent.
-    """
-    waiting: dict[int, Waiting] = {}
-    keys: list[str] = []
-    sent: list[SampleOutcome] = []
-    heard: dict[int, Any] = dict.fromkeys(range(len(scripts)))
-    started = False
-    while heard:
-        wants: dict[int, list[tuple[Prepared, str]]] = {}
-        for number, outcomes in heard.items():
-            waiting.pop(number, None)
-            try:
-                asked = scripts[number].send(outcomes)
-            except StopIteration as end:
-                on_result(number, end.value)
-                continue
-            waiting[number] = asked, started
-            each = []
-            for call, sample in asked:
-                found = prepare(call)
-                if found is None:
-                    break
-                key = "" if isinstance(found, UserError) else sample_key(found, sample)
-                each.append((found, key))
-            else:
-                wants[number] = each
-        started = True
-        sought = list(dict.fromkeys(key for each in wants.values() for _, key in each if key))
-        keys += sought
-        cached = open_answer_cache().get(sought, completion_fields)
-        heard = {
-            number: [
-                call
-                if isinstance(call, UserError)
-                else call.model.build_completion(cached[key], cached=True)
-                for call, key in each
-            ]
-            for number, each in wants.items()
-            if all(key in cached or not key for _, key in each)
-        }
-        for outcomes in heard.values():
-            sent += outcomes
-    return waiting, keys, sent
-
 
 class ScriptRun(Sampler, Generic[T]):
     """A run of scripts on the event loop of `swarm._util.threads.shared_event_loop`.
@@ -434,7 +363,7 @@ class ScriptRun(Sampler, Generic[T]):
     ) -> None:
         super().__init__(workers or Config.max_workers, probe=True)
         self.scripts, self.on_result, self.before = list(scripts), on_result, before
-        self._resolving: dict[str, asyncio.Future[SampledModel | None]] = {}
+        self._resolving: dict[str, asyncio.Future[SampledModel]] = {}
         self._models: dict[str, SampledModel] = {}
         self._prepared: dict[ModelCall, Prepared] = {}
 
@@ -445,10 +374,9 @@ class ScriptRun(Sampler, Generic[T]):
             BaseException: Any exception of a script.
         """
         try:
-            waiting = await run_in_thread(self._replay)
             async with self, asyncio.TaskGroup() as group:
-                for number, (wants, started) in waiting.items():
-                    group.create_task(self._drive(number, wants, started))
+                for number in range(len(self.scripts)):
+                    group.create_task(self._drive(number))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
@@ -456,42 +384,13 @@ class ScriptRun(Sampler, Generic[T]):
                 with suppress(ValueError):  # after an interrupt the thread may still execute it
                     script.close()
 
-    def _replay(self) -> dict[int, Waiting]:
-        """Advance all scripts by cached answers; return what the others wait for."""
-
-        unknown: set[str] = set()  # models that have to be searched, which takes requests
-
-        def prepare(call: ModelCall) -> Prepared | None:
-            if call not in self._prepared and call.model not in unknown:
-                try:
-                    model = self._models.get(call.model) or resolve_model(call.model, probe=False)
-                except UserError as error:
-                    return self._prepared.setdefault(call, error)
-                if model is None:
-                    unknown.add(call.model)
-                else:
-                    self._prepare(model, call)
-            return self._prepared.get(call)
-
-        waiting, _, sent = _advance(self.scripts, prepare, self.on_result)
-        self.received += len(sent)
-        self.failed += sum(isinstance(one, UserError) for one in sent)
-        return waiting
-
-    def _prepare(self, model: SampledModel, call: ModelCall) -> Prepared:
-        self._models[call.model] = model
-        try:
-            self._prepared[call] = prepare_call(model, call)
-        except UserError as error:
-            self._prepared[call] = error
-        return self._prepared[call]
-
-    async def _drive(self, number: int, wants: Sequence[SampleRequest], started: bool) -> None:
+    async def _drive(self, number: int) -> None:
+        outcomes: Any = None
         try:
             while True:
+                wants = self.scripts[number].send(outcomes)
                 # Requests that complete a started script precede those that begin another.
-                outcomes = await self._fetch(wants, started)
-                wants, started = self.scripts[number].send(outcomes), True
+                outcomes = await self._fetch(wants, first=outcomes is not None)
         except StopIteration as end:
             self.on_result(number, end.value)
 
@@ -509,19 +408,18 @@ class ScriptRun(Sampler, Generic[T]):
         return [next(outcomes) if isinstance(one, PreparedRequest) else one for one in found]
 
     async def _resolve(self, call: ModelCall) -> Prepared:
-        """Prepare a call to a model that may have to be searched, once."""
+        """Prepare a call; its model is resolved once, which may take requests."""
         if call.model not in self._resolving:
             work = run_in_thread(resolve_model, call.model)
             self._resolving[call.model] = asyncio.ensure_future(work)
         try:
             model = await asyncio.shield(self._resolving[call.model])
+            self._models[call.model] = model
+            return self._prepared.setdefault(call, prepare_call(model, call))
         except UserError as error:
             return self._prepared.setdefault(call, error)
-        assert model
-        return self._prepared.get(call) or self._prepare(model, call)
 
     def on_start(self) -> None:
-        """See `Sampler.on_start`."""
         if self.before:
             self.before()
 
@@ -598,14 +496,29 @@ def replay_scripts(scripts: Iterable[Script[T]]) -> tuple[list[T | None], list[s
         UserError: A model does not exist, or the answer cache cannot be read.
     """
 
-    def prepare(call: ModelCall) -> Prepared:
-        model = resolve_model(call.model)
-        assert model
-        return prepare_call(model, call)
-
+    prepare = cache(lambda call: prepare_call(resolve_model(call.model), call))
     running = list(scripts)
     results: list[T | None] = [None] * len(running)
-    _, keys, _ = _advance(running, cache(prepare), results.__setitem__)
+    keys: list[str] = []
+    heard: dict[int, Any] = dict.fromkeys(range(len(running)))
+    while heard:
+        wants: dict[int, list[tuple[PreparedRequest, str]]] = {}
+        for number, outcomes in heard.items():
+            try:
+                asked = running[number].send(outcomes)
+            except StopIteration as end:
+                results[number] = end.value
+                continue
+            calls = [(prepare(call), sample) for call, sample in asked]
+            wants[number] = [(call, sample_key(call, sample)) for call, sample in calls]
+        sought = list(dict.fromkeys(key for each in wants.values() for _, key in each))
+        keys += sought
+        cached = open_answer_cache().get(sought, completion_fields)
+        heard = {
+            number: [call.model.build_completion(cached[key], cached=True) for call, key in each]
+            for number, each in wants.items()
+            if all(key in cached for _, key in each)
+        }
     for script in running:
         script.close()
     return results, keys

@@ -484,8 +484,6 @@ def detectable(groups: Mapping[str, Sequence[str]], paraphrases: int, samples: i
     each = " each" if paraphrases > 1 else ""
     asked = f"{pluralize(paraphrases, 'paraphrase')} x {pluralize(samples, 'sample')}{each}"
     head = f"{pluralize(count, 'group')}, {asked}"
-    if count == 0 or sizes[0] == 0:
-        return f"{head}: nothing is asked"
     several = any(len(models) > 1 for models in groups.values())
     assumed = "models and paraphrases alike" if several else "paraphrases alike"
     if any(set(a) & set(b) for a, b in combinations(groups.values(), 2)):

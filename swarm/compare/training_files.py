@@ -48,21 +48,6 @@ class Part(OpenSettings):
     text: Annotated[str, AfterValidator(check_text)] | None = None
 
 
-class CalledFunction(OpenSettings):
-    """Name and JSON arguments of a tool call."""
-
-    name: str
-    arguments: str
-
-
-class ToolCall(OpenSettings):
-    """Tool call of an answer."""
-
-    id: str
-    type: Literal["function"]
-    function: CalledFunction
-
-
 class Message(Settings):
     """Turn of an example."""
 
@@ -70,7 +55,7 @@ class Message(Settings):
     content: list[Part] | None = None
     name: str | None = None
     weight: Literal[0, 1] | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
 
     @field_validator("content", mode="before")

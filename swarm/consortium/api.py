@@ -69,11 +69,12 @@ def check_unused_options(given: Mapping[str, Any], strategy: str, flag: str = "-
     Raises:
         UserError: An option has no effect.
     """
-    needed = {"eliminate": "elimination", "keep": "elimination", "similarity": "vote"}
-    for key, of in needed.items():
-        if given.get(key) is not None and strategy != of:
+    for key in ("eliminate", "keep"):
+        if given.get(key) is not None and strategy != "elimination":
             raise UserError(
-                f"{flag}{key} has no effect with strategy {strategy}; add {flag}strategy {of}", 2
+                f"{flag}{key} has no effect with strategy {strategy}; add {flag}strategy "
+                "elimination",
+                2,
             )
     if given.get("confidence_threshold") is not None and strategy in UNSURE:
         log.warning(

@@ -248,9 +248,8 @@ def run(ctx: click.Context, prompt: str | None, **options: Any) -> None:
     local = {key: options[key] for key in ("base", "pool", "device") if options[key]}
     members = Roster(Providers.load(options["providers"]), cache=None, **local)
     config, name = resolve_config(options, members, ("timeout",))
-    recorded = not options["no_log"]
     request = {key: options[key] for key in ("temperature", "max_tokens", "seed")}
-    made = Orchestrator(config, name, members, raw=True, log=recorded, **request)
+    made = Orchestrator(config, name, members, raw=True, log=not options["no_log"], **request)
     consortium = made.consortium
     origin = f"consortium {name}" if name else "as the options say"
     notes = [] if quiet else [f"{origin}: {config}"]
@@ -266,12 +265,7 @@ def run(ctx: click.Context, prompt: str | None, **options: Any) -> None:
         consortium.trace = Trace(options["trace"], {"consortium": config.to_dict()})
     try:
         with CallProgress(lambda event: format_event(consortium, event), quiet) as progress:
-            if ctx.parent and ctx.parent.parent and recorded:  # of llm: also in llm's log
-                from swarm.consortium.llm_plugin import run_logged
-
-                result = run_logged(made, text, progress)
-            else:
-                result = made.orchestrate(text, progress)
+            result = made.orchestrate(text, progress)
     except QuestionInterrupted as stopped:
         if output:
             write_json(output, stopped.found)

@@ -1,17 +1,13 @@
-"""Consortia as models of the llm package: for `llm -m NAME`, its Python API, and its log."""
+"""Consortia as models of the llm package: for `llm -m NAME` and its Python API."""
 
-import logging
-import sqlite3
 from collections.abc import AsyncGenerator, Generator, Iterator
 from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
 import llm
-from llm.migrations import migrate
 from llm.parts import StreamEvent, TextPart
 from pydantic import Field, create_model
-from sqlite_utils import Database
 
 from swarm._util.settings import Number, Positive, PositiveNumber, field_types
 from swarm._util.terminal import WarningCollector
@@ -19,14 +15,11 @@ from swarm._util.threads import run_in_thread
 from swarm.consortium.api import Orchestrator, check_unused_options
 from swarm.errors import UserError
 from swarm.models.base import Message
-from swarm.models.cache import LOCK_TIMEOUT_S, retry_while_locked
 from swarm.multi_agent.collaboration import map_events, stream_events
 from swarm.multi_agent.consortium.consortium import format_event
 from swarm.multi_agent.consortium.settings import ConsortiumOptions, ConsortiumSettings
 from swarm.multi_agent.types import OnEvent
 from swarm.registry.registry import Roster
-
-log = logging.getLogger(__name__)
 
 StreamEvents = Generator[StreamEvent, None, None]
 
@@ -132,7 +125,6 @@ class ConsortiumModel(_SavedConsortium, llm.Model):
     def execute(
         self, prompt: llm.Prompt, stream: bool, response: llm.Response, conversation: Any
     ) -> Iterator[Any]:
-        """See llm's documentation of models in plugins."""
         yield from self._stream_events(prompt, stream, response)
 
 
@@ -142,7 +134,6 @@ class AsyncConsortiumModel(_SavedConsortium, llm.AsyncModel):
     async def execute(
         self, prompt: llm.Prompt, stream: bool, response: llm.AsyncResponse, conversation: Any
     ) -> AsyncGenerator[Any, None]:
-        """See llm's documentation of models in plugins."""
         events = self._stream_events(prompt, stream, response)
         while (event := await run_in_thread(next, events, None)) is not None:
             yield event
@@ -171,37 +162,3 @@ def _set_response_details(response: Any, found: dict[str, Any]) -> None:
         input=meta["prompt_tokens"], output=meta["completion_tokens"], details=details
     )
     response.response_json = found
-
-
-class _SingleRun(llm.Model):
-    """A consortium created by `llm consortium`, for the one response that is logged."""
-
-    def __init__(self, made: Orchestrator, watch: OnEvent) -> None:
-        self.model_id, self.made, self.watch = made.config_name or "consortium", made, watch
-
-    def execute(
-        self, prompt: llm.Prompt, stream: bool, response: llm.Response, conversation: Any
-    ) -> Iterator[str]:
-        """Answer the question of the command."""
-        found = self.made.orchestrate(prompt.prompt, self.watch)
-        _set_response_details(response, found)
-        yield found["synthesis"]["synthesis"]
-
-
-def run_logged(made: Orchestrator, question: str, watch: OnEvent) -> dict[str, Any]:
-    """Answer a question and write it to llm's log, unless that is off.
-
-    A failure to log does not affect the answer.
-    """
-    response = _SingleRun(made, watch).prompt(question, system=made.config.system)
-    response.text()
-    try:
-        if not (llm.user_dir() / "logs-off").exists():
-            turns = Database(llm.user_dir() / "logs.db")
-            # llm sets no timeout for its database, which several processes may write at once.
-            turns.conn.execute(f"PRAGMA busy_timeout = {1000 * LOCK_TIMEOUT_S:.0f}")
-            retry_while_locked(lambda: migrate(turns))
-            retry_while_locked(lambda: response.log_to_db(turns))
-    except (sqlite3.Error, OSError) as error:
-        log.warning("could not log to llm's database: %s", error)
-    return response.response_json or {}

@@ -346,10 +346,7 @@ def orders_disagree(verdicts: Sequence[PairVerdict]) -> bool:
 
 
 def pair_answers(outputs: str, reference: str) -> list[JsonRow]:
-    """Return the model's answers, each with the reference's to the same instruction.
-
-    A numeric "difficulty" of the reference's rows is included.
-    """
+    """Return the model's answers, each with the reference's to the same instruction."""
     own = key_rows(read_json_rows(outputs, ANSWER_FIELDS))
     others = key_rows(read_json_rows(reference, ANSWER_FIELDS))
     rows = []
@@ -357,8 +354,6 @@ def pair_answers(outputs: str, reference: str) -> list[JsonRow]:
         if key not in others:
             raise UserError(f'{reference}: has no answer to "{shorten_text(key)}" of {outputs}')
         _, other = others[key]
-        if not isinstance(other.get("difficulty", 0), (int, float)):
-            raise UserError(f'{reference}: the difficulty of "{shorten_text(key)}" is no number')
         found = {
             "key": key,
             "instruction": row["instruction"],
@@ -368,8 +363,6 @@ def pair_answers(outputs: str, reference: str) -> list[JsonRow]:
             "reference_output": other["output"],
             "reference_generator": other["generator"],
         }
-        if "difficulty" in other:
-            found["difficulty"] = other["difficulty"]
         rows.append(found)
     return rows
 
@@ -509,9 +502,7 @@ def _compute_rates(read: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         return {"win_rate": None, "length_controlled": None}
     preferences = [one["preference"] for one in read]
     lengths = [len(one["output"]) - len(one["reference_output"]) for one in read]
-    known = all("difficulty" in one for one in read)
-    difficulty = [one["difficulty"] for one in read] if known else None
-    controlled = length_controlled_win_rate(preferences, lengths, difficulty)
+    controlled = length_controlled_win_rate(preferences, lengths)
 
     def to_json(interval: MeanInterval) -> dict[str, Any]:
         return {"rate": interval.mean, "low": interval.low, "high": interval.high}
@@ -522,7 +513,6 @@ def _compute_rates(read: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             **to_json(controlled.rate),
             "standard_error": controlled.standard_error,
             "length_effect": controlled.length_effect,
-            "difficulty_used": known,
         },
     }
 

@@ -6,7 +6,7 @@ and `compute_tables(given)`, the results of judgements as JSON and as lines of t
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -87,7 +87,7 @@ def _common_options(action: str) -> list[click.Option]:
         "Proposers of a mixture of agents whose aggregator is --model; NAME:3 requests three "
         "samples; repeatable."
     )
-    cached = "Do not use the answer cache; the command's own files are still used."
+    cached = "Neither use nor store cached answers; an interrupted command then begins again."
     answering = "Answering model: moa/lite, local/base, ... (any)."
     first = [
         option("--judge", required=True, help="Judging model; any model."),
@@ -171,13 +171,15 @@ def _run(form: ModuleType, action: str, **options: Any) -> int:
     for note in job.notes:
         print(note)
     name = given.model if generates else given.judge
-    model = job.wrap(_load_model(name, given))
-    return run_job(job, model, name, given.batch)
+    return run_job(job, _load_model(job.wrap, name, given), name, given.batch)
 
 
-def _load_model(name: str, given: Options) -> Model:
-    """Return a model, or a mixture of --reference-models aggregated by it."""
-    from swarm.registry.registry import Roster
+def _load_model(wrap: Callable[[Model], Model], name: str, given: Options) -> Model:
+    """Return what `wrap` makes of a model, or of a mixture of --reference-models and this one.
+
+    Its answers are stored, whatever it is.
+    """
+    from swarm.registry.registry import Roster, store_answers
 
     proposers = parse_counted_names(vars(given).get("reference_models", ()))
     rounds = vars(given).get("rounds")
@@ -196,4 +198,5 @@ def _load_model(name: str, given: Options) -> Model:
         }
         model = build_mixture(preset, roster.model)
     roster.check()
-    return model
+    model = wrap(model)
+    return store_answers(model, name, roster.cache, given.batch) if roster.cache else model

@@ -1,8 +1,8 @@
-"""The pipeline of judged benchmarks: requests, a journal of replies, rows, reports.
+"""The pipeline of judged benchmarks: requests, rows, reports.
 
 Answers and judgements are both an `OutputJob`: a file whose rows are built from the replies of one
 model. A format (`alpaca_eval`, `mt_bench`, `flask`) reads its files and describes each row as a
-`Record`; this module sends the requests, stores the replies and writes the rows.
+`Record`; this module sends the requests and writes the rows.
 """
 
 import sys
@@ -12,8 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace as Options
 from typing import Any, NamedTuple
 
-from swarm._util.files import short_digest
-from swarm._util.jsonl import JsonlJournal, JsonRow, merge_rows, shorten_text, sibling_path
+from swarm._util.jsonl import JsonRow, merge_rows, shorten_text
 from swarm._util.terminal import format_cost
 from swarm.errors import UserError
 from swarm.models.base import (
@@ -21,22 +20,19 @@ from swarm.models.base import (
     Message,
     Model,
     Request,
-    completion_from_json,
-    completion_to_json,
-    request_to_json,
     sum_usage,
 )
 from swarm.scorers.llm_judge import make_fence
 
 BATCH_SIZE = 32
-"""Requests per batch; each batch is stored before the next is sent."""
+"""Requests per batch."""
 
 MAX_FAILURES_SHOWN = 5
 
 QuestionId = int | str
 
 RecordSteps = Generator[Mapping[str, Request], list[Completion], JsonRow]
-"""Yields requests by their key in the journal, receives the replies in the same order, and returns
+"""Yields requests by a key of the job, receives the replies in the same order, and returns
 the row. The requests of one step may depend on the replies to the previous one.
 """
 
@@ -58,9 +54,9 @@ class BatchResult:
     """Results of requests.
 
     Attributes:
-        answers: Answers by key, in request order.
+        answers: Answers by key.
         failures: Reasons for missing answers, by key.
-        kept: Number of answers that were already in the journal.
+        kept: Number of answers that were in the cache.
     """
 
     answers: dict[str, Completion] = field(default_factory=dict)
@@ -91,7 +87,7 @@ class OutputJob:
 
     Attributes:
         records: One per row.
-        output: The file; the journal is beside it.
+        output: The file.
         noun: The replies in reports, such as "answers".
         finish: Returns further lines of the report, from the rows and the results.
         fields: Fields that identify a row in `output`, into which the rows are merged; records with
@@ -112,7 +108,7 @@ class OutputJob:
 
 def run_job(job: OutputJob, model: Model, name: str, batch: int = BATCH_SIZE) -> int:
     """Send a job's requests, write its output, print a report, and return the exit code."""
-    replies, rows, gone = collect_rows(model, name, job.records, job.output, batch)
+    replies, rows, gone = collect_rows(model, name, job.records, batch)
     report = replies.format_report(job.noun)
     if job.fields:
         merge_rows(job.output, job.fields, rows, gone)
@@ -128,11 +124,11 @@ def run_job(job: OutputJob, model: Model, name: str, batch: int = BATCH_SIZE) ->
 
 
 def collect_rows(
-    model: Model, name: str, records: Sequence[Record], output: Path, batch: int = BATCH_SIZE
+    model: Model, name: str, records: Sequence[Record], batch: int = BATCH_SIZE
 ) -> tuple[BatchResult, list[JsonRow], list[tuple[Any, ...]]]:
     """Send the requests of all records, one step of each at a time, and build the rows.
 
-    A record stops at a failed request; the same call resumes it from the journal.
+    A record stops at a failed request.
 
     Returns:
         The results, the rows, and the identities of the records without one.
@@ -153,7 +149,7 @@ def collect_rows(
                     f'two requests are called "{min(same)}"; give the questions other ids'
                 )
             merged.update(asked[place])
-        found = send_requests(model, name, merged, output, batch)
+        found = send_requests(model, name, merged, batch)
         results.add(found)
         replies = {
             place: [found.answers[key] for key in requests]
@@ -165,53 +161,35 @@ def collect_rows(
 
 
 def send_requests(
-    model: Model, name: str, requests: Mapping[str, Request], output: Path, batch: int = BATCH_SIZE
+    model: Model, name: str, requests: Mapping[str, Request], batch: int = BATCH_SIZE
 ) -> BatchResult:
-    """Answer every request that is not in the journal, and store the answers there.
+    """Answer every request.
 
-    A stored answer is reused if its key, the model (name and `model_identity`) and the request are
-    equal: a different prompt, temperature or preset is a different request. Failures are not
-    stored. If all requests of a batch fail for the same reason, the remaining ones are not sent.
+    If all requests of a batch fail for the same reason, the remaining ones are not sent.
 
     Args:
-        model: The model.
+        model: The model, whose answers are stored as they arrive.
         name: Its name.
-        requests: Requests by a key that is unique in the journal, such as a question's id.
-        output: Output file of the answers; the journal is beside it.
+        requests: Requests by key, such as a question's id.
         batch: Number of requests per batch.
     """
-    from swarm.registry.registry import model_identity
-
-    journal = JsonlJournal(sibling_path(output, "replies.jsonl"))
-    identity = [name, model_identity(model)]
-    digests = {key: short_digest([identity, request_to_json(one)]) for key, one in requests.items()}
-    open_ = [key for key in requests if journal.rows.get(key, {}).get("asked") != digests[key]]
-    failures: dict[str, str] = {}
-    if open_:
-        journal.append_rows([])  # a journal that cannot be written is an error before any cost
-    for first in range(0, len(open_), batch):
-        keys = open_[first : first + batch]
-        replies = dict(zip(keys, model.generate_each([requests[key] for key in keys]), strict=True))
-        journal.append_rows(
-            [
-                {"key": key, "asked": digests[key], "answer": completion_to_json(one)}
-                for key, one in replies.items()
-                if isinstance(one, Completion)
-            ]
-        )
-        failed = {key: str(one) for key, one in replies.items() if isinstance(one, UserError)}
-        failures |= failed
-        print(f"{name}: {first + len(keys)} of {len(open_)} asked", file=sys.stderr, flush=True)
-        if len(failed) == len(keys) > 1 and len(set(failed.values())) == 1:
-            rest = open_[first + len(keys) :]
-            failures |= dict.fromkeys(rest, "not asked, after a whole batch failed")
+    result, keys = BatchResult(), list(requests)
+    for first in range(0, len(keys), batch):
+        chunk, rest = keys[first : first + batch], keys[first + batch :]
+        replies = model.generate_each([requests[key] for key in chunk])
+        failed: dict[str, str] = {}
+        for key, one in zip(chunk, replies, strict=True):
+            if isinstance(one, Completion):
+                result.answers[key] = one
+                result.kept += one.cached
+            else:
+                failed[key] = str(one)
+        result.failures |= failed
+        print(f"{name}: {first + len(chunk)} of {len(keys)}", file=sys.stderr, flush=True)
+        if len(failed) == len(chunk) > 1 and len(set(failed.values())) == 1:
+            result.failures |= dict.fromkeys(rest, "not asked, after a whole batch failed")
             break
-    answers = {
-        key: completion_from_json(journal.rows[key]["answer"])
-        for key in requests
-        if key not in failures
-    }
-    return BatchResult(answers, failures, len(requests) - len(open_))
+    return result
 
 
 def usage_to_json(completions: Iterable[Completion]) -> dict[str, Any]:

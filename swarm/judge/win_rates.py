@@ -61,21 +61,19 @@ def mean_win_rate(preferences: Sequence[float]) -> MeanInterval:
 
 
 def length_controlled_win_rate(
-    preferences: Sequence[float],
-    differences: Sequence[float],
-    difficulty: Sequence[float] | None = None,
+    preferences: Sequence[float], differences: Sequence[float]
 ) -> LengthControlledWinRate:
     """Return the win rate without the judge's length bias (Dubois et al. 2024, 2404.04475).
 
     A logistic regression of the preferences as soft labels: `logit p = theta + phi *
-    tanh(difference / deviation) [+ psi * difficulty]`; the rate is the mean prediction without the
-    length term, in percent. Penalised likelihood (`RIDGE`), Newton's method. The interval and the
+    tanh(difference / deviation)`; the rate is the prediction without the length
+    term, in percent. Penalised likelihood (`RIDGE`), Newton's method. The interval and the
     standard error are those of 1,000 bootstrap samples of the instructions, each fitted separately;
     the deviation remains that of all instructions. If all length differences or all preferences are
     equal, it is the win rate.
 
     AlpacaEval's values are similar but not equal, for four reasons. It adds the annotations of two
-    gamed baselines to the fit, with a fifth of the weight; it always includes the instructions'
+    gamed baselines to the fit, with a fifth of the weight; it includes the instructions'
     difficulty, which was fitted to all models of its leaderboard (both are data on a hub that are
     not needed here); its penalty is an L1 whose strength is chosen by 5-fold cross-validation and
     which can shrink theta itself to 0, a rate of 50; and its standard error is that of the mean of
@@ -84,28 +82,23 @@ def length_controlled_win_rate(
     Args:
         preferences: [n], from 0 to 1; see `mean_win_rate`.
         differences: [n], characters of the model's answer minus those of the other one.
-        difficulty: [n], or `None` for a regression without it.
 
     Raises:
         ValueError: There are no preferences, or the lengths differ.
     """
     soft = np.asarray(preferences, dtype=np.float64)
-    columns = [np.ones_like(soft), _scale_differences(np.asarray(differences, dtype=np.float64))]
-    if difficulty is not None:
-        columns.append(np.asarray(difficulty, dtype=np.float64))
-    if not len(soft) or any(len(column) != len(soft) for column in columns):
+    lengths = _scale_differences(np.asarray(differences, dtype=np.float64))
+    if not len(soft) or len(lengths) != len(soft):
         raise ValueError("as many length differences as preferences are needed, and at least one")
-    design = np.stack(columns, axis=1)
-    if not design[:, 1:].any() or (soft == soft[0]).all():  # no length effect can be estimated
+    design = np.stack([np.ones_like(soft), lengths], axis=1)
+    if not lengths.any() or (soft == soft[0]).all():  # no length effect can be estimated
         error = soft.std(ddof=1) / len(soft) ** 0.5 if len(soft) > 1 else 0.0
         return LengthControlledWinRate(mean_win_rate(soft.tolist()), 100 * float(error), 0.0)
     whole = fit_logistic(design, soft)
 
     def refit_rate(places: Sequence[int]) -> float:
         these = np.asarray(places)
-        found = fit_logistic(design[these], soft[these], whole)
-        found[1] = 0.0
-        return 100 * float(_logistic(design[these] @ found).mean())
+        return 100 * float(_logistic(fit_logistic(design[these], soft[these], whole)[0]))
 
     draws = resample_utilities(refit_rate, [""] * len(soft))
     low, high = np.quantile(draws, (0.025, 0.975))

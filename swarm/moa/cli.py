@@ -30,7 +30,7 @@ from swarm.multi_agent.types import AgentSettings
 
 TEMPERATURE, MAX_TOKENS = 0.7, 512
 
-DIRECT_OPTIONS = ("strategy", "prompt", "quorum", "seed", "context", "window", "reserve")
+DIRECT_OPTIONS = ("strategy", "prompt", "quorum", "seed", "window", "reserve")
 """Options that are settings of the mixture of the same name."""
 
 LOCAL_OPTIONS, REMOTE_OPTIONS = ("base", "pool", "device"), ("num_proc", "providers")

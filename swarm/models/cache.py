@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
@@ -52,16 +53,21 @@ Restore = Callable[[Any], Any]
 
 _lock = threading.RLock()
 """Held during each operation of this process on a file, and while it forks."""
-_databases: "WeakValueDictionary[Path, _Database]" = WeakValueDictionary()
+_databases: "WeakValueDictionary[Path, SqliteFile]" = WeakValueDictionary()
 _damaged: set[Path] = set()
 """Files with a damaged row, of which this process has warned."""
 
 
-class _Database:
-    """The connection of this process to a file."""
+class SqliteFile:
+    """The connection of this process to a file.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Args:
+        path: The file; its folder is created.
+        tables: Statements that create what it consists of.
+    """
+
+    def __init__(self, path: Path, tables: Sequence[str]) -> None:
+        self.path, self.tables = path, tables
         self.connection: sqlite3.Connection | None = None
         self._paths: list[str] = []
         self._opened: list[int] = []
@@ -93,7 +99,8 @@ class _Database:
         try:
             retry_while_locked(lambda: connection.execute("PRAGMA journal_mode=WAL"))
             connection.execute("PRAGMA synchronous=NORMAL")
-            retry_while_locked(lambda: connection.execute(CREATE_TABLE))
+            for table in self.tables:
+                retry_while_locked(partial(connection.execute, table))
             real = os.path.realpath(self.path)
             # SQLite has these two files open beside the database.
             self._paths = [str(self.path), f"{real}-wal", f"{real}-shm"]
@@ -120,7 +127,15 @@ class _Database:
             self.connection.close()
             self.connection = None
 
-    __del__ = close
+    def __del__(self) -> None:
+        with _lock:  # another thread may have found this object just before, and use it
+            self.close()
+
+
+def open_sqlite(path: Path, *tables: str) -> SqliteFile:
+    """Return the connection to a file, which all of this process share."""
+    with _lock:
+        return _databases.setdefault(path.absolute(), SqliteFile(path.absolute(), tables))
 
 
 def _close_before_fork() -> None:
@@ -153,7 +168,7 @@ class Cache:
         if file is not None and (not isinstance(file, str) or not file.strip()):
             raise UserError(f"cache.file={file!r}: must be null or the path of a file")
         self.file = file
-        self._database: _Database | None = None
+        self._database: SqliteFile | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"file": self.file}
@@ -235,9 +250,7 @@ class Cache:
         """
         try:
             if self._database is None:
-                path = self.path.absolute()
-                with _lock:
-                    self._database = _databases.setdefault(path, _Database(path))
+                self._database = open_sqlite(self.path, CREATE_TABLE)
             return self._database.run(work)
         except (sqlite3.Error, OSError, UnicodeDecodeError) as error:  # the latter: a damaged name
             raise UserError(

@@ -181,21 +181,34 @@ class FunctionModel(ThreadedModel):
         if not isinstance(self.function, str):
             return self.function
         module, _, name = self.function.partition(":")
-        # sys.path lacks the current folder when the command is a script in another folder.
-        if not {"", str(Path.cwd())} & set(sys.path):
-            sys.path.append(str(Path.cwd()))
-        try:
-            found: Any = import_module(module)
-        except (Exception, SystemExit) as error:
-            raise UserError(
-                f"{self.label}: {module} cannot be imported from {Path.cwd()}: "
-                f"{describe_exception(error, None)}"
-            ) from error
-        for part in name.split("."):
-            found = getattr(found, part, None)
-        if not callable(found):
-            raise UserError(f"{self.label}: {module} has no function {name}")
-        return found  # type: ignore[no-any-return]
+        return import_function(module, name, self.label)
+
+
+def import_function(module: str, name: str, label: str) -> Callable[..., Any]:
+    """Import a function, also from the current folder.
+
+    Args:
+        module, name: Its module, and its name there, which may have dots.
+        label: What messages begin with.
+
+    Raises:
+        UserError: The module cannot be imported, or has no such function.
+    """
+    # sys.path lacks the current folder when the command is a script in another folder.
+    if not {"", str(Path.cwd())} & set(sys.path):
+        sys.path.append(str(Path.cwd()))
+    try:
+        found: Any = import_module(module)
+    except (Exception, SystemExit) as error:
+        raise UserError(
+            f"{label}: {module} cannot be imported from {Path.cwd()}: "
+            f"{describe_exception(error, None)}"
+        ) from error
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise UserError(f"{label}: {module} has no function {name}")
+    return found  # type: ignore[no-any-return]
 
 
 def _join_pieces(pieces: Iterator[Any]) -> Stream:

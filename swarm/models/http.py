@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Itera
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from swarm._util.threads import shared_event_loop
 from swarm.models.http_errors import (
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 P = TypeVar("P")
-P_co = TypeVar("P_co", covariant=True)
 
 FIRST_WAIT, GROWTH, MAX_WAIT = 0.25, 1.4, 30.0
 """Seconds before the first retry, the factor of each further wait, and the maximum in seconds."""
@@ -63,9 +62,6 @@ OVERTAKEN, MAX_OVERTAKEN = 3, 10
 the rate, and after which a request may fail for good.
 """
 
-MAX_BODY_BYTES, MAX_EVENT_BYTES, MAX_STREAM_BYTES = 64 * 2**20, 16 * 2**20, 2**30
-"""Maximum size of a response, of one event of a stream, and of a stream; uncompressed."""
-
 MIN_KEY_LENGTH = 8
 """Minimum length of keys to redact; shorter ones would match ordinary text."""
 
@@ -75,30 +71,14 @@ class Call(NamedTuple):
 
     Attributes:
         body: JSON request body.
-        tokens: Estimated number of tokens; for `Limits.tokens_per_minute`.
         timeout: Seconds for the answer including retries, from when the client's limits let it
             start; `None`: only `Limits.timeout` and `Limits.retries` bound it.
         data: The body in its encoded form, if several calls share it; `None`: not encoded yet.
     """
 
     body: Any
-    tokens: float = 0.0
     timeout: float | None = None
     data: bytes | None = None
-
-
-class StreamParser(Protocol[P_co]):
-    """Turns the events of a stream into pieces."""
-
-    @property
-    def is_complete(self) -> bool:
-        """True if the answer is complete even if the connection ends now."""
-
-    def parse_event(self, content: Any) -> Sequence[P_co]:
-        """Return the pieces in one event; raise `ValueError` or similar if it is malformed."""
-
-    def finish(self) -> tuple[Sequence[P_co], Any]:
-        """Return the pieces held back until the end, and the equivalent non-streamed response."""
 
 
 ParseResponse = Callable[[Any, float], T]
@@ -262,7 +242,7 @@ class RetryingClient:
         while True:
             if call.timeout and self.throttle.remaining_pause >= call.timeout:
                 raise TimeoutError
-            slot = ConcurrencySlot(self.turns, self.throttle, call.tokens, failed.deadline)
+            slot = ConcurrencySlot(self.turns, self.throttle, failed.deadline)
             try:
                 async with slot as sent:
                     if not start:
@@ -404,7 +384,7 @@ class HttpClient(RetryingClient):
         return shared_event_loop().run(run_all()) if calls else []
 
     def stream(
-        self, call: Call, parser_class: Callable[[], StreamParser[P]], read: ParseResponse[T]
+        self, call: Call, parser_class: Callable[[], Any], read: ParseResponse[T]
     ) -> Generator[P, None, T]:
         """Make one call and yield its answer in pieces; a single piece if the server cannot stream.
 
@@ -412,7 +392,8 @@ class HttpClient(RetryingClient):
 
         Args:
             call: Call to make.
-            parser_class: Creates a stream parser; each retry gets a new one.
+            parser_class: Creates a stream parser such as `swarm.models.openai.StreamedCompletion`;
+                each retry gets a new one.
             read: Parses the complete response.
 
         Raises:
@@ -458,7 +439,7 @@ class HttpSession:
         return await self._exchange(call, self._read_response)
 
     async def stream(
-        self, parser_class: Callable[[], StreamParser[P]], call: Call, emit: Callable[[P], None]
+        self, parser_class: Callable[[], Any], call: Call, emit: Callable[[P], None]
     ) -> Any:
         """Send a call once, emit the pieces of its answer, and return the complete response.
 
@@ -495,21 +476,13 @@ class HttpSession:
         except self._faults as error:
             raise self._connection_error(error) from None
 
-    async def _read_response(
-        self,
-        response: "ClientResponse",
-        chunks: AsyncIterator[bytes] | None = None,
-        first: bytes = b"",
-    ) -> Any:
+    async def _read_response(self, response: "ClientResponse", first: bytes = b"") -> Any:
         """Read and parse the body of a response, after its first part.
 
         Raises:
             RequestError: It is an error, or not JSON.
         """
-        raw = bytearray(first)
-        async for chunk in chunks or response.content.iter_any():
-            raw += chunk
-            self._check_size("the response", len(raw), MAX_BODY_BYTES)
+        raw = first + await response.content.read()
         text = self._redact(raw.decode("utf-8", "replace"))
         if response.status < 300:
             return parse_json(self.label, "the response", text)
@@ -528,30 +501,21 @@ class HttpSession:
         Returns:
             True if the server marked the end of the stream.
         """
-        events, chunks = EventStreamParser(), self._count_chunks(response)
-        first = b""
+        events, chunks, first = EventStreamParser(), response.content.iter_any(), b""
         async for first in chunks:
             if first.strip():
                 break
         # No line of an event stream begins with a brace.
         if response.status >= 300 or first.lstrip().startswith(b"{"):
-            take(await self._read_response(response, chunks, first))
+            take(await self._read_response(response, first))
             return True
         if self._dispatch_events(events.feed(first), take):
             return True
         async for chunk in chunks:
             if self._dispatch_events(events.feed(chunk), take):
                 return True
-            self._check_size("an event", events.pending, MAX_EVENT_BYTES)
         # Some servers omit the empty line after the last event.
         return self._dispatch_events(events.feed(b"\n\n"), take)
-
-    async def _count_chunks(self, response: "ClientResponse") -> AsyncIterator[bytes]:
-        size = 0
-        async for chunk in response.content.iter_any():
-            size += len(chunk)
-            self._check_size("the stream", size, MAX_STREAM_BYTES)
-            yield chunk
 
     def _dispatch_events(
         self, events: Iterator[tuple[str, str]], take: Callable[[Any], None]
@@ -563,13 +527,6 @@ class HttpSession:
             content = parse_json(self.label, "an event", self._redact(data))
             take({"error": content} if name == "error" else content)
         return False
-
-    def _check_size(self, part: str, size: int, limit: int) -> None:
-        """Raise an error, which is not retried, if a part of a response is above its limit."""
-        if size > limit:
-            error = ServerFault(f"{self.label}: {part} is longer than {limit // 2**20} MiB")
-            error.passing = False
-            raise error
 
     def _redact(self, text: str) -> str:
         """Hide the key, which a server may repeat; it must not be stored anywhere."""

@@ -44,7 +44,7 @@ from swarm.models.transport import encode_body, validate_url
 log = logging.getLogger(__name__)
 
 CHARS_PER_TOKEN = 4
-"""Estimate for `Limits.tokens_per_minute`; corrected by the server's count."""
+"""Estimate for answers whose tokens no server has counted."""
 
 MIN_LOGPROB = -9999.0
 """Log probability used for impossible tokens: minus infinity is not valid JSON."""
@@ -246,7 +246,7 @@ class StreamedToolCalls:
 
 
 class StreamedCompletion:
-    """Parses a streamed chat completion; see `swarm.models.http.StreamParser`."""
+    """Parses the events of a streamed chat completion."""
 
     def __init__(self) -> None:
         self._splitter = ThoughtSplitter()
@@ -489,12 +489,9 @@ class OpenAI(SampledModel):
             body = {**body, "seed": body["seed"] + sample}
         elif count == prepared.encoded[0]:
             return prepared.encoded[1]
-        # A turn's content may be a list of parts, or missing in a tool call.
-        read = sum(len(turn.get("content") or "") for turn in body["messages"]) / CHARS_PER_TOKEN
-        tokens = float(read + count * body.get(self.tokens_field, 0))
         if count > 1:
             body = {**body, "n": count}
-        call = Call(body, tokens, prepared.request.timeout, encode_body(body))
+        call = Call(body, prepared.request.timeout, encode_body(body))
         if not seeded:
             prepared.encoded = count, call
         return call
@@ -512,12 +509,8 @@ class OpenAI(SampledModel):
         def read(content: Any, seconds: float) -> list[CompletionFields]:
             nonlocal lacking
             answers = parse_answers(content, count, seconds)
-            spent = 0
             for answer in answers:
-                spent += answer["prompt_tokens"] + answer["new_tokens"]
                 self._record_usage(answer)
-            if spent:
-                self.client.turns.tokens.adjust_reservation(spent - call.tokens)
             if not any(lacks_logprobs(call.body, answer) for answer in answers):
                 if any("tokens" in answer for answer in answers):
                     self._returns_logprobs = True

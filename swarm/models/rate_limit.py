@@ -20,8 +20,6 @@ class Limits:
     Attributes:
         concurrency: Maximum number of concurrent requests.
         requests_per_minute: Requests are spaced evenly, never sent in bursts; `None` is no limit.
-        tokens_per_minute: The same for prompt and new tokens; estimated before a request is sent
-            and corrected by the server's count. `None` is no limit.
         connect_timeout: Seconds to establish a connection.
         timeout: Seconds for a complete request, however slowly data arrives.
         retries: Number of retries after 408, 409, 425, 5xx, a lost connection, a timeout or a
@@ -38,7 +36,6 @@ class Limits:
 
     concurrency: Positive = 16
     requests_per_minute: PositiveNumber | None = None
-    tokens_per_minute: PositiveNumber | None = None
     connect_timeout: PositiveNumber = 10.0
     timeout: PositiveNumber = 120.0
     retries: Count = 12
@@ -52,17 +49,13 @@ class Pacer:
         self._seconds = 60.0 / per_minute if per_minute else 0.0
         self._free = 0.0
 
-    def reserve_slot(self, amount: float = 1.0) -> float:
+    def reserve_slot(self) -> float:
         """Reserve the next slot; return its start as of `time.monotonic`."""
         if not self._seconds:
             return 0.0
         begin = max(time.monotonic(), self._free)
-        self._free = begin + amount * self._seconds
+        self._free = begin + self._seconds
         return begin
-
-    def adjust_reservation(self, amount: float) -> None:
-        """Add to the reserved amount; a negative value releases a part of it."""
-        self._free += amount * self._seconds
 
 
 class DeadlineExceeded(Exception):
@@ -237,7 +230,6 @@ class RateLimiter:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.tokens = Pacer(limits.tokens_per_minute)
         self.requests = Pacer(limits.requests_per_minute)
         self._gates: dict[asyncio.AbstractEventLoop, asyncio.Semaphore] = {}
         self._throttles: dict[str, AdaptiveThrottle] = {}
@@ -260,7 +252,7 @@ class RateLimiter:
 class ConcurrencySlot:
     """A concurrency slot of a `RateLimiter`, as an asynchronous context; it gives the sending time.
 
-    The slot is acquired last, after the throttle and the per-minute limits: a model waiting for its
+    The slot is acquired last, after the throttle and the per-minute limit: a model waiting for its
     rate limit leaves the slots to the endpoint's other models. After a wait requested by the
     server, the per-minute limit starts anew.
 
@@ -270,24 +262,18 @@ class ConcurrencySlot:
         DeadlineExceeded: On entry; see `AdaptiveThrottle.wait_until_clear`.
     """
 
-    __slots__ = ("_gate", "_latest", "_limiter", "_throttle", "_tokens")
+    __slots__ = ("_gate", "_latest", "_limiter", "_throttle")
 
     def __init__(
-        self,
-        limiter: RateLimiter,
-        throttle: AdaptiveThrottle,
-        tokens: float,
-        latest: Callable[[], float],
+        self, limiter: RateLimiter, throttle: AdaptiveThrottle, latest: Callable[[], float]
     ) -> None:
-        self._limiter, self._throttle, self._tokens = limiter, throttle, tokens
-        self._latest = latest
+        self._limiter, self._throttle, self._latest = limiter, throttle, latest
 
     async def __aenter__(self) -> float:
         limiter, throttle = self._limiter, self._throttle
         self._gate = gate = limiter.concurrency_gate()
         async with throttle.send_lock():
-            begin = max(limiter.tokens.reserve_slot(self._tokens), limiter.requests.reserve_slot())
-            if begin and (delay := begin - time.monotonic()) > 0:
+            if (delay := limiter.requests.reserve_slot() - time.monotonic()) > 0:
                 await asyncio.sleep(delay)
             while True:
                 while not throttle.is_clear() and await throttle.wait_until_clear(self._latest):

@@ -102,21 +102,15 @@ LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
 class EventStreamParser:
-    """Incremental parser of server-sent events (WHATWG HTML, 9.2.6).
-
-    Attributes:
-        pending: Bytes of the event that is not complete yet.
-    """
+    """Incremental parser of server-sent events (WHATWG HTML, 9.2.6)."""
 
     def __init__(self) -> None:
-        self.pending = 0
         self._parts: list[bytes] = []
         self._name = ""
         self._data: list[str] = []
 
     def feed(self, chunk: bytes) -> Iterator[tuple[str, str]]:
         """Yield name and data of each event completed by a chunk, which may be cut at any byte."""
-        self.pending += len(chunk)
         held = self._parts[-1:] and self._parts[-1].endswith(b"\r")
         self._parts.append(chunk)
         if not held and LINE_END.search(chunk) is None:
@@ -136,8 +130,6 @@ class EventStreamParser:
                 if self._data:
                     yield self._name, "\n".join(self._data)
                 self._name, self._data = "", []
-        if not self._data:
-            self.pending = len(self._parts[0])
 
 
 _encode_json = json.JSONEncoder(ensure_ascii=False).encode

@@ -22,7 +22,6 @@ from swarm.multi_agent.types import (
     Messages,
     OnEvent,
     Transcript,
-    fit_to_context,
     prompt_to_messages,
 )
 
@@ -39,7 +38,7 @@ class Collaboration(Model, ABC, Generic[S]):
 
     Attributes:
         trace: Trace of every call; `None` records none.
-        options: Settings, among them `context` and `seed`.
+        options: Settings, among them `seed`.
     """
 
     trace: Trace | None = None
@@ -110,30 +109,18 @@ class RequestContext(Generic[S]):
         self, owner: Collaboration[S], request: Request, stages: S, logged: set[str]
     ) -> None:
         self.request, self.stages, self._logged = request, stages, logged
-        self._context, self._seed = owner.options.context, owner.options.seed
-        self._left_out = 0  # most exchanges omitted from a prompt
+        self._seed = owner.options.seed
         self.started = time.monotonic()
 
     def random_key(self, layer: int) -> str:
         """Return the seed of the randomness in the prompts of a layer or an iteration."""
         return json.dumps([self._seed, layer, self.request.sample, self.request.prompt])
 
-    def write_within_context(self, write: Callable[[Messages], Messages]) -> Messages:
-        """Apply `write` to the conversation, without old exchanges that do not fit the context.
-
-        Raises:
-            UserError: Even the last question does not fit.
-        """
-        turns = prompt_to_messages(self.request.prompt)
-        written, left_out = fit_to_context(turns, self._context, write)
-        self._left_out = max(self._left_out, left_out)
-        return written
-
     def write_prompt(self, write: Callable[[Messages], Messages]) -> str | Messages:
-        """Apply `write_within_context`; a text to which nothing is added stays a text."""
-        prompt, written = self.request.prompt, self.write_within_context(write)
-        same = isinstance(prompt, str) and written == prompt_to_messages(prompt)
-        return prompt if same else written
+        """Apply `write` to the conversation; a text to which nothing is added stays a text."""
+        prompt, turns = self.request.prompt, prompt_to_messages(self.request.prompt)
+        written = write(turns)
+        return prompt if isinstance(prompt, str) and written == turns else written
 
     def build_request(
         self, slot: AgentSpec, prompt: str | Messages, default_max_tokens: int | None, **asked: Any
@@ -235,10 +222,6 @@ class RequestContext(Generic[S]):
 
     def build_transcript(self, final: Completion) -> S:
         """Complete the transcript with the final answer and the total usage of all calls."""
-        if self._left_out:
-            omitted = f"up to {self._left_out} of the oldest exchanges are"
-            omitted = "the oldest exchange is" if self._left_out == 1 else omitted
-            self.add_warning(f"context={self._context}: {omitted} left out")
         calls = []
         for answer in self.stages.answers:
             if answer.completion:

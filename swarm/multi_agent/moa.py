@@ -158,7 +158,7 @@ class MoARun(RequestContext[Transcript]):
         """Run the layers in order.
 
         Raises:
-            UserError: Too few agents answered, or the answers exceed the context.
+            UserError: Too few agents answered.
         """
         answers: list[AgentAnswer] = []
         for layer in range(1, self.options.layers):
@@ -271,9 +271,6 @@ class MixtureOptions(Settings):
     prompt: AnswersPrompt = Field(AnswersPrompt(), description="format of the answers in a prompt")
     quorum: Count = Field(1, description="minimum number of answers per layer")
     seed: Count = Field(0, description="random seed of the order of answers")
-    context: Positive | None = Field(
-        None, description="maximum prompt tokens; the oldest exchanges are omitted"
-    )
     window: Annotated[int, Field(ge=2)] = Field(6, description="sequential: answers per synthesis")
     reserve: Positive = Field(3, description="sequential: copies of the last synthesis among them")
 
@@ -328,7 +325,6 @@ class MixtureOfAgents(Collaboration[Transcript]):
         **options: See `MixtureOptions`. "rank" returns the chosen answer verbatim; "sequential" is
             Self-MoA-Seq (arXiv 2502.00674) for many samples in two layers. A quorum counts samples,
             without empty answers; with 0 the next layer gets the conversation alone if all fail.
-            Tokens of a prompt are estimated as four characters each; answers are never omitted.
 
     Attributes:
         calls: Calls per request: proposals * (layers - 1) + 1; sequential: proposals + windows.

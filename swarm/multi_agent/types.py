@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import ceil
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError, model_validator
@@ -18,9 +17,7 @@ from swarm._util.settings import (
     field_types,
 )
 from swarm._util.terminal import pluralize
-from swarm.errors import UserError
 from swarm.models.base import Completion, Message, Model
-from swarm.models.openai import CHARS_PER_TOKEN
 
 
 class AgentOptions(Settings):
@@ -198,48 +195,3 @@ def shuffle_by_key(indices: Sequence[int], key: str) -> list[int]:
     shuffled = list(indices)
     random.Random(f"order {key}").shuffle(shuffled)
     return shuffled
-
-
-def find_exchanges(turns: Messages) -> list[list[int]]:
-    """Return the turn indices of each exchange before the last: a user turn and what follows it.
-
-    System turns belong to none; the last exchange starts with the last user turn.
-    """
-    found: list[list[int]] = []
-    for index, turn in enumerate(turns):
-        if turn.role == "system":
-            continue
-        if turn.role == "user" or not found:
-            found.append([])
-        found[-1].append(index)
-    return found[:-1]
-
-
-def fit_to_context(
-    turns: Messages, context: int | None, write: Callable[[Messages], Messages]
-) -> tuple[Messages, int]:
-    """Apply `write` to the turns, omitting as many of the oldest exchanges as the context requires.
-
-    Args:
-        turns: A conversation.
-        context: Maximum number of tokens, of `CHARS_PER_TOKEN` characters; `None` is no limit.
-        write: Adds further text to a conversation.
-
-    Returns:
-        The result of `write`, and the number of omitted exchanges.
-
-    Raises:
-        UserError: It is too long even without old exchanges.
-    """
-    old = find_exchanges(turns)
-    for left_out in range(len(old) + 1):
-        omitted = {index for exchange in old[:left_out] for index in exchange}
-        written = write(tuple(turn for index, turn in enumerate(turns) if index not in omitted))
-        tokens = ceil(sum(len(turn.content) for turn in written) / CHARS_PER_TOKEN)
-        if context is None or tokens <= context:
-            return written, left_out
-    raise UserError(
-        f"context={context}: the last question and the answers that belong to it are about "
-        f"{tokens} tokens, and none of them is truncated; raise context, "
-        "or lower the proposers' max_tokens"
-    )

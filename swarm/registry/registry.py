@@ -16,6 +16,7 @@ from swarm.models.function import FunctionModel
 from swarm.models.llm import LLM
 from swarm.models.openai import OpenAI
 from swarm.models.providers import Provider, Providers, split_sample_count
+from swarm.models.sampling import CachedModel, SampledModel
 from swarm.multi_agent.consortium.consortium import Consortium, build_consortium
 from swarm.multi_agent.consortium.store import ConsortiumStore, load_config
 from swarm.multi_agent.moa import MixtureOfAgents, build_mixture, read_preset
@@ -275,3 +276,22 @@ def model_identity(model: Model) -> Any:
         ]
         return {"agents": agents, **model.options.model_dump(mode="json")}
     return model.fingerprint()
+
+
+def store_answers(
+    model: Model, name: str, cache: Cache, batch_size: int, batches: int = 1
+) -> SampledModel:
+    """Return a model whose answers are stored, also those of weights and functions.
+
+    Args:
+        model: The model.
+        name: Its name, which is in the keys beside `model_identity`.
+        cache, batch_size, batches: See `CachedModel`.
+
+    Raises:
+        UserError: A local model's files are missing.
+    """
+    if isinstance(model, SampledModel) and model.cache:
+        return model
+    identity = ("named", name, model_identity(model))
+    return CachedModel(model, cache, identity, name, batch_size, batches)

@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from swarm._util.settings import FiniteNumber, checked
 from swarm._util.threads import PARSING
 from swarm.errors import UserError
-from swarm.models.function import describe_exception, function_name
+from swarm.models.function import describe_exception, function_name, import_function
 from swarm.tasks.base import Item, Score
 from swarm.tasks.free_text import FreeText, Scorer
 
@@ -106,14 +105,7 @@ class FunctionScorer(Scorer):
         module, _, name = self.function.rpartition(".")
         if not module:
             raise UserError(f"task.function: {self.function!r} is not module.name.")
-        try:
-            function = getattr(import_module(module), name, None)
-        except Exception as error:
-            raise UserError(f"""task.function: {module} cannot be imported from {Path.cwd()}:
-                {describe_exception(error, None)}.""") from error
-        if not callable(function):
-            raise UserError(f"task.function: {module} has no function {name!r}.")
-        return function
+        return import_function(module, name, "task.function")
 
 
 @checked("task")

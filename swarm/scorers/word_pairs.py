@@ -57,7 +57,6 @@ class WordPairClassifier(Scorer):
             ) from None
 
     def check(self) -> None:
-        """See `Setup.check`."""
         self.source_digests()
         len(self._weights)
 

@@ -14,8 +14,6 @@ import yaml
 
 from swarm.errors import UserError
 from swarm.evaluation.evaluation import format_result
-from swarm.evaluation.models import MoACandidate, NamedModelCandidate
-from swarm.registry.registry import Roster
 
 CHOICE = re.compile(r"\be (\d{3})\b")
 """Of an item, its last choice, which holds its number."""
@@ -107,22 +105,3 @@ def test_a_dead_proposer_answers_nothing(
     assert voices(result, "utility") == [1, 1, 0, 1] and voices(result, "unparsed")[2] == 1
     with pytest.raises(UserError, match="0 of 1 proposers answered"):
         evaluated(folder, ["dead"], "good")
-
-
-def test_another_mixture_inside_is_another_evaluation(
-    place: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, _ = place
-    inner, outer = folder / "inner.yaml", folder / "outer.yaml"
-
-    def fingerprint(aggregator: str) -> str:
-        inner.write_text(yaml.safe_dump({"proposers": ["good"], "aggregator": aggregator}))
-        outer.write_text(yaml.safe_dump({"proposers": [f"moa/{inner}"], "aggregator": "good"}))
-        found = MoACandidate(str(outer), Roster(cache=None)).fingerprint()
-        assert found == NamedModelCandidate(f"moa/{outer}", Roster(cache=None)).fingerprint()
-        return found
-
-    first = fingerprint("good")
-    assert first == fingerprint("good") and first != fingerprint("bad")
-    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:1/v1")
-    assert first != fingerprint("good"), "other models behind the same names"

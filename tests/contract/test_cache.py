@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 
 import endpoints
@@ -19,7 +18,7 @@ import searches
 from swarm import cache as entry
 from swarm.errors import UserError
 from swarm.models.base import Completion, Delta, Message, Model, Request, Token
-from swarm.models.cache import Cache, make_cache_key
+from swarm.models.cache import Cache
 from swarm.models.function import FunctionModel
 from swarm.models.openai import OpenAI
 from swarm.models.sampling import CachedModel, sample_key
@@ -62,36 +61,6 @@ def read_elsewhere(file: str, keys: Sequence[str]) -> dict[str, object]:
     """What another process finds."""
     reader = start(READER, file, json.dumps(keys))
     return dict(json.loads(reader.communicate(timeout=60)[0]))
-
-
-GUEST = """
-import sys
-from swarm.models.cache import Cache
-cache = Cache(sys.argv[1])
-print(cache.get(["k0"]), flush=True)
-sys.stdin.readline()
-cache.put("k1", 1)
-"""
-
-
-@pytest.mark.parametrize("guest_is_first", [False, True])
-def test_a_process_that_ends_takes_no_answers_with_it(tmp_path: Path, guest_is_first: bool) -> None:
-    """This process has two threads; the other opens the file before or after the second of them."""
-    file = str(tmp_path / "answers.sqlite")
-    cache, keys = Cache(file), ["k0", "k1", "k2", "k3"]
-    cache.put("k0", 0)
-    with ThreadPoolExecutor(1) as thread:
-        if not guest_is_first:
-            thread.submit(cache.get, keys).result()
-        guest = start(GUEST, file)
-        assert guest.stdout and guest.stdout.readline() == "{'k0': 0}\n"
-        if guest_is_first:
-            thread.submit(cache.get, keys).result()
-        guest.communicate("\n", timeout=60)
-        assert cache.put("k2", 2) == 2 and thread.submit(cache.put, "k3", 3).result() == 3
-        wanted = {key: n for n, key in enumerate(keys)}
-        assert cache.get(keys) == wanted
-        assert read_elsewhere(file, keys) == wanted
 
 
 @pytest.mark.parametrize("lost", ["everything", "-wal", "replaced"])
@@ -359,54 +328,6 @@ def test_what_is_no_completion_is_missing_and_replaced(
             assert answer.text == "fine" and answer.cached == bool(number)
         assert len(endpoint.asked) == 1
     assert lone_warning(caplog, cache.path)
-
-
-def test_no_flipped_bit_changes_an_answer(tmp_path: Path) -> None:
-    """Each is right, missing, or the whole file is refused in one line; a new one is stored."""
-    values = {make_cache_key(n): {"text": f"{n} some words " * 40, "n": n} for n in range(80)}
-    whole, chance = tmp_path / "whole.sqlite", random.Random(1)
-    Cache(str(whole)).put_many(values, "m")
-    data, missing, refused = bytearray(whole.read_bytes()), 0, 0
-    assert 60_000 < len(data) < 100_000
-    for n in range(200):
-        bit = chance.randrange(8 * len(data))
-        file = tmp_path / f"{n}.sqlite"
-        data[bit // 8] ^= 1 << bit % 8
-        file.write_bytes(data)
-        data[bit // 8] ^= 1 << bit % 8
-        try:
-            found = Cache(str(file)).get(list(values))
-            assert all(values[key] == value for key, value in found.items()), bit
-            missing += len(found) < len(values)
-            assert Cache(str(file)).put_many(values) == values, bit
-            assert Cache(str(file)).get(list(values)) == values, bit
-        except UserError as error:
-            assert str(error).startswith(f"the cache {file} cannot be used: ")
-            refused += 1
-    assert missing > 100 and refused < 20
-
-
-ASKER = """
-import sys
-from swarm.models import Request
-from swarm.models.cache import Cache
-from swarm.models.openai import OpenAI
-url, file, count = sys.argv[1:]
-model = OpenAI("small", url, None, temperature=None, cache=Cache(file))
-requests = [Request(f"q{n}") for n in range(int(count))]
-print("\\n".join(done.text for done in model.generate(requests)), flush=True)
-"""
-
-
-def test_two_processes_that_ask_at_once_have_the_same_answers(tmp_path: Path) -> None:
-    """Each may pay; the answer that was stored first is that of both."""
-    file, numbers = str(tmp_path / "answers.sqlite"), iter(range(10_000))
-    said = lambda asked: endpoints.chat(f"answer {next(numbers)}")  # noqa: E731
-    with endpoints.endpoint(lambda asked: replace(said(asked), wait=0.05)) as server:
-        running = [start(ASKER, server.url, file, "40") for _ in range(2)]
-        first, second = (process.communicate(timeout=120)[0] for process in running)
-        assert 40 <= len(server.asked) <= 80
-    assert first == second and len(first.splitlines()) == 40
 
 
 @pytest.mark.parametrize("batch_size", [1, 8])

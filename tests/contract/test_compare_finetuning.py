@@ -1,4 +1,4 @@
-"""Fine-tunings at a server: followed, found again after a lost answer, and without a leaked key."""
+"""Fine-tunings at a server: created, followed, listed, and without a leaked key."""
 
 import json
 import os
@@ -10,7 +10,6 @@ import commands
 import pytest
 from finetuning_server import Fault, Finetuner, chats, serving
 
-from swarm.compare import finetuning
 from swarm.compare.finetuning import FinetuningManager, OpenaiTrainingParams
 from swarm.errors import InvalidArgument, UserError
 
@@ -48,7 +47,7 @@ def test_a_job_is_created_followed_and_listed_with_its_checkpoints(
 ) -> None:
     check = chats(tmp_path / "check.jsonl", 2)
     made = manager.create_job(wanted(epochs=3, seed=7, validation_file_name=str(check)))
-    assert made == manager.get_jobs()["id"][0] and len(server.files) == 2
+    assert made == manager.get_jobs()["id"][0] == "ftjob-1" and len(server.files) == 2
     hyper = {"batch_size": "auto", "learning_rate_multiplier": "auto", "n_epochs": 3}
     assert server.bodies[0] == {
         "model": "gpt-x",
@@ -56,7 +55,6 @@ def test_a_job_is_created_followed_and_listed_with_its_checkpoints(
         "validation_file": "file-2",
         "seed": 7,
         "suffix": "bird-names",
-        "metadata": {"model_swarms": made},
         "method": {"type": "supervised", "supervised": {"hyperparameters": hyper}},
     }
     assert manager.get_model_list() == []
@@ -117,7 +115,7 @@ def test_several_keys_find_their_jobs_and_no_key_reaches_a_file_or_a_message(
     fresh.update_jobs()
     out = capsys.readouterr().out
     assert "no key for http://127.0.0.1" in out and "OPENAI_API_KEY" in out
-    assert list(fresh.get_jobs()["state"]) == ["validating_files", "queued", "failed"]
+    assert list(fresh.get_jobs()["state"]) == ["validating_files", "queued"]
     FinetuningManager(tmp_path / "data", api_keys=[KEY]).update_jobs()
     assert fresh.get_jobs()["state"][0] == "queued"
     files = [path for path in (tmp_path / "data").rglob("*") if path.is_file()]
@@ -125,57 +123,30 @@ def test_several_keys_find_their_jobs_and_no_key_reaches_a_file_or_a_message(
     assert not any(key.encode() in written for key in (KEY, OTHER, bad))
 
 
-def test_a_lost_answer_is_looked_for_and_not_asked_again_too_soon(
-    server: Finetuner,
-    manager: FinetuningManager,
-    wanted: Wanted,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for number in range(3):
-        manager.create_job(wanted(seed=number))
-    server.faults = [Fault("/jobs", after=True)]
-    manager.create_job(wanted(seed=4))
-    assert len(server.jobs) == 4 and list(manager.get_jobs()["job"])[3] == "ftjob-4"
-    server.faults = [Fault("/jobs")]
-    with pytest.raises(UserError, match="Connection error"):
-        manager.create_job(wanted(seed=5))
-    with pytest.raises(UserError, match="may still create the job whose response was lost"):
-        manager.create_job(wanted(seed=5))
-    assert len(server.jobs) == 4
-    monkeypatch.setattr(finetuning, "SETTLE_S", 0.0)
-    manager.create_job(wanted(seed=5))
-    assert len(server.jobs) == 5 and len(manager.get_jobs()) == 5
-
-
-def test_limits_and_failures_are_told_with_the_servers_reason(
+def test_a_refusal_is_told_with_the_servers_reason_and_a_failure_frees_the_suffix(
     server: Finetuner,
     manager: FinetuningManager,
     wanted: Wanted,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    limit = {"error": {"message": "2 a day", "code": "daily_rate_limit_exceeded"}}
-    server.faults = [Fault("/jobs", 429, limit)]
-    manager.create_job(wanted(suffix="late"))
-    assert list(manager.get_jobs()["error"]) == [f"{server.url}: 2 a day"]
-    manager.update_jobs()
-    assert list(manager.get_jobs()["job"]) == ["ftjob-1"], "sent by a later update"
-    for status, told, code in ((429, "no money", "insufficient_quota"), (400, "no gpt-x", None)):
-        server.faults = [Fault("/jobs", status, {"error": {"message": told, "code": code}})]
+    limit = Fault("/jobs", 429, {"error": {"message": "2 a day"}})
+    for fault, told in ((limit, f"{server.url}: 2 a day$"), (Fault("/jobs"), "look there before")):
+        server.faults = [fault]
         with pytest.raises(UserError, match=told):
-            manager.create_job(wanted(seed=3))
+            manager.create_job(wanted())
+    assert not len(manager.get_jobs()) and server.asked.count("POST /files") == 1
     server.plans["bird-names"] = ("validating_files", "failed")
     manager.create_job(wanted())
     manager.update_jobs()
     assert "✗ bird-names: failed: the file has 3 lines too few" in capsys.readouterr().out
-    assert list(manager.get_jobs()["state"])[1:] == ["failed"] * 3
     # A file that was mended may have the name.
     chats(tmp_path / "bird_names.jsonl", 15)
     del server.plans["bird-names"]
     manager.create_job(wanted())
     for _ in range(3):
         manager.update_jobs()
-    assert manager.get_model_list(suffix="bird-names") == ["ft:gpt-x:bird-names:ftjob-3"]
+    assert manager.get_model_list(suffix="bird-names") == ["ft:gpt-x:bird-names:ftjob-2"]
 
 
 def test_a_key_of_the_environment_goes_to_no_server_it_was_not_meant_for(
@@ -239,6 +210,5 @@ def test_the_command_line_does_all_of_it(server: Finetuner, tmp_path: Path) -> N
     said = tune("models", "suffix=dogs", "epochs=2").out + tune("jobs").out
     assert "ft:gpt-x:dogs:ftjob-1" in said and "succeeded" in said and "ckpt" not in said
     assert "error: colour: no such column" in tune("models", "colour=red").err
-    assert commands.run("swarm.compare", "update-jobs", cwd=tmp_path).out.endswith("failed: 0\n")
     (tmp_path / "dogs.jsonl").write_text("{")
-    assert commands.run("swarm.compare", "validate-file", "dogs.jsonl", cwd=tmp_path).code == 1
+    assert tune("validate", "dogs.jsonl").code == 1

@@ -282,9 +282,8 @@ def test_what_is_put_is_there(folder: Path) -> None:
 
 def test_a_bad_row_hides_no_other(folder: Path) -> None:
     ConsortiumStore().save("good", config())
-    with ConsortiumStore().open_transaction() as rows:
-        rows.execute("INSERT INTO consortia VALUES ('bad', '{', '')")
-        rows.execute("INSERT INTO consortia VALUES ('worse', '{\"members\": 3}', '')")
+    insert = "INSERT INTO consortia VALUES (?, ?, '')"
+    ConsortiumStore().write((insert, ["bad", "{"]), (insert, ["worse", '{"members": 3}']))
     assert ConsortiumStore().list_names() == ["bad", "good", "worse"]
     assert ConsortiumStore().get("good") == config()
     with pytest.raises(UserError, match="bad: the saved config is not JSON"):

@@ -1,9 +1,7 @@
 """Many requests at once, to servers that answer, fail, stall, refuse and drop the line."""
 
 import asyncio
-import gzip
 import http.server
-import itertools
 import os
 import pickle
 import random
@@ -11,8 +9,6 @@ import re
 import threading
 import time
 import traceback
-import tracemalloc
-from collections.abc import Iterable
 from typing import Any
 
 import aiohttp
@@ -122,23 +118,6 @@ def test_lost_connections_and_wrong_answers_are_asked_again(broken: Reply) -> No
             client(server, retries=1).run_calls(numbers(1), said)
 
 
-@pytest.mark.parametrize("encoding", ["identity", "gzip"])
-def test_an_endless_body_ends_at_a_limit(encoding: str) -> None:
-    """Of what it contains, not of what is sent; and it is not requested again."""
-    blanks: Iterable[bytes] = itertools.repeat(b" " * 2**20)
-    if encoding == "gzip":
-        blanks = [gzip.compress(b" " * 2**27)]
-    with endpoint(lambda _: Reply(pieces=blanks, headers={"Content-Encoding": encoding})) as server:
-        tracemalloc.start()
-        try:
-            with pytest.raises(ServerFault, match=r"the response is longer than 64 MiB$"):
-                client(server, timeout=30.0).run_calls(numbers(1), said)
-            assert tracemalloc.get_traced_memory()[1] < 250e6
-        finally:
-            tracemalloc.stop()
-        assert len(server.asked) == 1
-
-
 def test_waits_grow_and_are_spread() -> None:
     fault = ServerFault("busy")
 
@@ -168,21 +147,6 @@ def test_a_retry_after_delays_its_request_alone(status: int) -> None:
         others = [asked.time for asked in server.asked if asked.body["n"]]
     assert zeros[1] - zeros[0] >= 1.99 and max(others) < zeros[1]
     assert mine.throttle.rate is None and not mine.throttle.remaining_pause > 0
-
-
-def test_a_retry_after_of_most_requests_pauses_all() -> None:
-    refused = Reply({"error": "slow down"}, 429, {"Retry-After": "2"})
-    with endpoint(lambda asked: refused if open_at > asked.time else echo(asked)) as server:
-        open_at = time.monotonic() + 1.0
-        mine = client(server, concurrency=16)
-        thread = threading.Thread(target=mine.run_calls, args=(numbers(16), said))
-        thread.start()
-        while not mine.throttle.remaining_pause > 0 and thread.is_alive():
-            time.sleep(0.01)
-        paused_until = time.monotonic() + mine.throttle.remaining_pause
-        assert mine.run_calls(numbers(1), said) == [0] and time.monotonic() >= paused_until
-        thread.join()
-        assert sum(asked.time < open_at for asked in server.asked) == 16
 
 
 def test_requests_refused_at_random_do_not_lower_the_rate() -> None:
@@ -341,17 +305,6 @@ def test_a_request_that_is_always_refused_does_not_take_the_others_along() -> No
     with endpoint(answer) as server:
         found = each(client(server, rate_limit_timeout=1.0, concurrency=4), numbers(14))
     assert isinstance(found.pop(7), RateLimited) and found == [n for n in range(14) if n != 7]
-
-
-def test_each_model_of_an_endpoint_has_a_pace_of_its_own() -> None:
-    with endpoint(Rationed(20.0, None, echo, per="model")) as server:
-        shared = client(server, concurrency=32)
-        mine = {name: shared.for_model(name) for name in ("slow", "quick")}
-        for name, count in (("slow", 60), ("quick", 10)):
-            calls = [Call({"n": n, "model": name}) for n in range(count)]
-            assert mine[name].run_calls(calls, said) == list(range(count))
-        assert mine["slow"].throttle.rate and mine["quick"].throttle.rate is None
-        assert shared.for_model("slow").throttle is mine["slow"].throttle
 
 
 def test_a_rate_limited_model_holds_no_place_while_it_waits() -> None:

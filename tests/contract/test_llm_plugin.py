@@ -197,18 +197,6 @@ def test_without_models_and_keys_one_line_names_both_ways_out(home: Path) -> Non
     assert "local/rooms" in fine("consortium", "Why?", "--consortium", "local", "--dry-run").stdout
 
 
-def test_the_command_logs_its_turn_unless_the_log_is_off(home: Path) -> None:
-    words = ("consortium", "Why?", "-m", BLUE, "-m", GREEN, "--arbiter", JUDGE)
-    assert fine(*words, "--max-iterations", "1").stdout == "answer 1\n"
-    (turn,) = logs()
-    assert (turn["model"], turn["prompt"], turn["response"]) == ("consortium", "Why?", "answer 1")
-    assert turn["response_json"]["model_responses"][0]["model"] == BLUE
-    fine(*words, "--max-iterations", "1", "--no-log")
-    fine("logs", "off")
-    fine(*words, "--max-iterations", "1")
-    assert len(logs()) == 1 and len(RunLog().list()) == 2
-
-
 def test_names_of_other_models_are_left_to_them(home: Path) -> None:
     ConsortiumStore().save("talker", COUNCIL)
     with fake_models.in_llm(fake_models.llm_model()):
@@ -220,28 +208,6 @@ def test_names_of_other_models_are_left_to_them(home: Path) -> None:
     assert fine("-m", "talker", "hi").stdout == "answer 1\n"
 
 
-def test_a_tag_is_part_of_a_name_that_llm_knows(home: Path) -> None:
-    with fake_models.in_llm(fake_models.llm_model("qwen2:7b"), fake_models.llm_model("x:8")):
-        words = "consortium --dry-run -m qwen2:7b -m x:8 -m x:8:2 --arbiter qwen2:7b"
-        done = fine(*words.split())
-        assert "members qwen2:7b, x:8 x 3; arbiter qwen2:7b" in done.stdout
-        fine("consortium", "save", "council", "-m", "qwen2:7b:2", "-m", BLUE, "--arbiter", JUDGE)
-        assert fine("-m", "council", "Why?", "-o", "max_iterations", "1").stdout == "answer 1\n"
-        last = next(text for name, text in consortium_members.heard if name == "judge")
-        assert last.count("user: Why?") >= 2 and "qwen2" not in last
-
-
-def test_consortia_may_sit_in_others_but_not_in_themselves(home: Path) -> None:
-    ConsortiumStore().save("inner", COUNCIL)
-    fine("consortium", "save", "outer", "-m", "inner", "-m", BLUE, "--arbiter", JUDGE)
-    assert fine("-m", "outer", "Why?", "-o", "max_iterations", "1").stdout == "answer 2\n"
-    fine("aliases", "set", "other", "outer")
-    for name in ("outer", "other", "llm/outer", "llm/other", "consortium/outer"):
-        ConsortiumStore().save("inner", council(name))
-        done = typed("-m", "outer", "Why?")
-        assert done.exit_code == 1 and "contains itself" in done.stderr, name
-
-
 def test_whatever_is_wrong_with_the_file_llm_goes_on(home: Path) -> None:
     ConsortiumStore().save("council", COUNCIL)
     ConsortiumStore().save("bad", COUNCIL)
@@ -249,10 +215,6 @@ def test_whatever_is_wrong_with_the_file_llm_goes_on(home: Path) -> None:
         rows.execute("UPDATE consortia SET config = '{\"members\": []}' WHERE name = 'bad'")
     done = fine("-m", "council", "Why?")
     assert done.stdout == "answer 1\n" and done.stderr.count("the consortium bad cannot be") == 1
-    (home / "logs.db").write_bytes(b"no database" * 100)
-    done = fine("consortium", "Why?", "--consortium", "council")
-    assert done.stdout == "answer 2\n"
-    assert "could not log to llm's database: file is no" in done.stderr
     for file in home.glob("consortium.db*"):
         file.unlink()
     (home / "consortium.db").write_bytes(b"no database" * 100)

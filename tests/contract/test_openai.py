@@ -21,7 +21,6 @@ from swarm.models.base import Completion, Message, Request, Token
 from swarm.models.cache import Cache
 from swarm.models.http_errors import (
     AccessDenied,
-    BadRequest,
     NotFound,
     RateLimited,
     RequestTimeout,
@@ -340,26 +339,6 @@ def test_a_server_that_does_not_know_n_is_asked_one_by_one(
         sizes = [asked.body.get("n", 1) for asked in server.asked]
     assert sorted(sizes[:3]) == [1, 3, 3] and sizes[3:] == [1] * 11
     assert caplog.text.count("fewer samples") == 1
-
-
-def test_answers_and_errors_side_by_side(tmp_path: Path) -> None:
-    def answer(asked: Asked) -> Reply:
-        text = asked.body["messages"][-1]["content"]
-        if text == "bad":
-            return Reply({"error": {"message": "no", "code": "invalid_value"}}, 422)
-        return Reply({"error": "busy"}, 500) if text == "broken" else echo(asked)
-
-    asked = [Request(one) for one in ("a", "bad", "b", "broken", "bad", "a")]
-    asked.append(Request("c", 0, ("A", "B")))
-    with endpoint(answer) as server:
-        cache = Cache(str(tmp_path / "a.sqlite"))
-        mine = model(server, cache=cache, limits=Limits(retries=0))
-        for paid in (4, 6):
-            found = mine.generate_each(asked)
-            said = ["you said a", BadRequest, "you said b", ServerFault, BadRequest, "you said a"]
-            assert [getattr(f, "text", type(f)) for f in found] == [*said, UserError]
-            assert len(server.asked) == paid
-        assert mine.generate_each([]) == []
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def two(prompt: str, answer: str) -> float:
         (None, "task.function is missing"),
         ("score", "'score' is not module.name"),
         ("no_such_module.score", "no_such_module cannot be imported from .*No module named"),
-        ("test_own_tasks.ITEM", "test_own_tasks has no function 'ITEM'"),
+        ("test_own_tasks.ITEM", "test_own_tasks has no function ITEM"),
         ("test_own_tasks.two", r"cannot be called with \(prompt, answer, item\): too many"),
     ],
 )

@@ -172,22 +172,6 @@ def test_what_tells_a_model_from_its_namesakes(
     assert {name for name in names if changed[name] != first[name]} == set(names[1:4])
 
 
-def test_a_preset_that_contains_itself_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    voice = "function/fake_models:function"
-    Path("a.yaml").write_text(f"proposers: [{voice}, moa/./b.yaml]\naggregator: {voice}\n")
-    Path("b.yaml").write_text(f"proposers: [moa/./c.yaml]\naggregator: {voice}\n")
-    Path("c.yaml").write_text(f"proposers: [{voice}]\naggregator: moa/./b.yaml\n")
-    roster = Roster()
-    with pytest.raises(UserError, match=r"itself: moa/./b.yaml -> moa/./c.yaml -> moa/./b.yaml"):
-        roster.model("moa/./a.yaml")
-    Path("c.yaml").write_text(f"proposers: [{voice}]\naggregator: {voice}\n")
-    (answer,) = roster.model("moa/./a.yaml").generate([Request("hi")])
-    assert answer.text
-
-
 def test_everything_is_checked_before_anything_is_asked(
     server: endpoints.Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,13 +5,13 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 from endpoints import Server
 
@@ -25,15 +25,11 @@ class Fault:
     Attributes:
         path: Of the POST; an expression for its end.
         status, body: Of the answer instead; no status drops the connection.
-        after: Whether the request is done before that.
-        act: Called at that moment.
     """
 
     path: str
     status: int = 0
     body: Any = None
-    after: bool = False
-    act: Callable[[], None] | None = None
 
 
 class Finetuner:
@@ -54,15 +50,15 @@ class Finetuner:
         self.server = Server(("127.0.0.1", 0), partial(Handler, self))
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
 
-    def fault(self, asked: str, after: bool) -> Fault | None:
+    def fault(self, asked: str) -> Fault | None:
         """The fault that is due for a request, once."""
         for one in self.faults:
-            if one.after == after and re.search(f"POST .*{one.path}$", asked):
+            if re.search(f"POST .*{one.path}$", asked):
                 self.faults.remove(one)
                 return one
         return None
 
-    def answer(self, asked: str, project: str, raw: bytes, after: str | None) -> tuple[int, Any]:
+    def answer(self, asked: str, project: str, raw: bytes) -> tuple[int, Any]:
         """The status and the body of an answer; what belongs to another project is not there."""
         if asked == "POST /files":
             name = f"file-{len(self.files) + 1}"
@@ -70,11 +66,6 @@ class Finetuner:
             return 200, self.files[name]
         if asked == "POST /fine_tuning/jobs":
             return self.create(project, json.loads(raw))
-        if asked == "GET /fine_tuning/jobs":  # the latest first, two a page
-            mine = [job for job in reversed(self.jobs.values()) if job["project"] == project]
-            if after:
-                mine = mine[[job["id"] for job in mine].index(after) + 1 :]
-            return 200, {"data": mine[:2], "has_more": len(mine) > 2}
         found = re.fullmatch(r"GET (?:/files|/fine_tuning/jobs)/([^/]+)(/checkpoints)?", asked)
         one = {**self.files, **self.jobs}.get(found[1]) if found else None
         if not found or not one or one["project"] != project:
@@ -138,18 +129,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.rfile.readline()
         parts, served = urlsplit(self.path), self.finetuner
         asked = f"{self.command} {parts.path.removeprefix('/v1')}"
-        after = parse_qs(parts.query).get("after", [None])[0]
         key = self.headers.get("Authorization", "").removeprefix("Bearer ")
         with served.lock:
             served.asked.append(asked)
-            fault = served.fault(asked, after=False)
+            fault = served.fault(asked)
             status, body = 401, {"error": {"message": f"Incorrect API key provided: {key}"}}
             if not fault and key in served.keys:
-                status, body = served.answer(asked, served.keys[key], raw, after)
-                fault = served.fault(asked, after=True)
+                status, body = served.answer(asked, served.keys[key], raw)
         if fault:
-            if fault.act:
-                fault.act()
             status, body = fault.status, fault.body
         self.close_connection = not status
         if status:

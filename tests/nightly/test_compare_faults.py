@@ -4,7 +4,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,26 +16,12 @@ import pandas as pd
 import pytest
 import searches
 from compare_endpoint import KEY, asked, repeats, script, texts
-from finetuning_server import Fault, chats, serving
 
 from swarm.compare import Config, Question, config
-from swarm.compare import finetuning as managing
-from swarm.compare.finetuning import FinetuningManager
 from swarm.compare.sampling import open_answer_cache, replay_scripts, run_scripts
-from swarm.errors import UserError
 from swarm.models.rate_limit import Limits
 
 settings = pytest.fixture(autouse=True)(compare_endpoint.settings.__wrapped__)
-
-
-def test_a_silent_server_meets_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.models.http.MAX_RETRY_S", -1.0)
-    Config.timeout = 0.2
-    with compare_endpoint.endpoint(lambda _: endpoints.Reply({}, wait=60.0)):
-        began = time.monotonic()
-        [heard] = run_scripts([script(asked())])
-        assert isinstance(heard, UserError) and "0.2 s" in str(heard)
-        assert time.monotonic() - began < 50
 
 
 ASKS = """
@@ -91,34 +76,6 @@ def test_an_interrupt_ends_the_asking_and_loses_no_answer(settings: Path) -> Non
         assert 0 <= len(server.asked) - sent - (2000 - kept) <= 100
 
 
-def test_two_processes_lose_no_answer_of_each_other(settings: Path) -> None:
-    """200 answers each, of which half are the same."""
-    with compare_endpoint.endpoint() as server:
-        both = [start_asking(settings, server.url, first, first + 200) for first in (0, 100)]
-        assert [process.wait(200) for process in both] == [0, 0]
-        before = len(server.asked)
-        assert before <= 400
-        run_scripts([script(asked(f"q{n}")) for n in range(300)])
-        assert len(server.asked) == before
-
-
-def test_runs_in_several_threads_share_the_endpoint() -> None:
-    found: dict[int, list[str | None]] = {}
-    Config.max_workers = 8
-
-    def work(thread: int) -> None:
-        found[thread] = texts(run_scripts([script(asked(f"{thread} {n}")) for n in range(30)]))
-
-    with compare_endpoint.endpoint() as server:
-        threads = [threading.Thread(target=work, args=(thread,)) for thread in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert found == {t: [f"so: {t} {n}" for n in range(30)] for t in range(4)}
-        assert server.peak <= 8
-
-
 @contextmanager
 def nobody() -> Iterator[str]:
     """A base URL where connections are taken and nothing is ever said."""
@@ -139,40 +96,6 @@ def test_one_dead_endpoint_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> 
         began = time.monotonic()
         assert Config.client_for_model("m").base_url == there.url
         assert time.monotonic() - began < 30
-
-
-CREATE = """
-import sys
-from swarm.compare.finetuning import FinetuningManager, OpenaiTrainingParams
-FinetuningManager(sys.argv[1], timeout=10).create_job(OpenaiTrainingParams(
-    api_key=sys.argv[2], file_name=sys.argv[3], base_model="gpt-x", base_url=sys.argv[4]))
-assert "torch" not in sys.modules
-"""
-
-
-@pytest.mark.parametrize("path, after", [("/files", True), ("/jobs", False), ("/jobs", True)])
-def test_a_killed_creation_is_gone_on_with_and_never_done_twice(
-    tmp_path: Path, path: str, after: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = chats(tmp_path / "bird_names.jsonl")
-    with serving({KEY: "alpha"}) as server:
-        command = [sys.executable, "-c", CREATE, tmp_path / "data", KEY, file, server.url]
-        started: list[subprocess.Popen[bytes]] = []
-
-        def kill() -> None:
-            started[0].kill()
-            started[0].wait()
-
-        server.faults = [Fault(path, after=after, act=kill)]
-        started.append(subprocess.Popen([str(part) for part in command]))
-        assert started[0].wait(120) == -signal.SIGKILL
-        manager = FinetuningManager(tmp_path / "data", api_keys=[KEY], timeout=10)
-        assert list(manager.get_jobs()["state"]) == ["creating"]
-        monkeypatch.setattr(managing, "SETTLE_S", 0.0)
-        manager.update_jobs()
-        sent = server.asked.count("POST /fine_tuning/jobs")
-        assert len(server.jobs) == 1 and sent == 2 - (after or path == "/files")
-        assert list(manager.get_jobs()["job"]) == ["ftjob-1"]
 
 
 def test_a_page_of_answers_in_a_browser(tmp_path: Path) -> None:

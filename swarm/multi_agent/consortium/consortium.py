@@ -97,8 +97,7 @@ class ConsortiumRun(JudgingContext):
         """Iterate until the verdict is confident enough.
 
         Raises:
-            UserError: In the first iteration too few members answered, or the prompt exceeds the
-                context.
+            UserError: In the first iteration too few members answered.
         """
         iterations = self.stages.iterations
         while not self.stages.stopped:

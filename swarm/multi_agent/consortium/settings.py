@@ -170,9 +170,6 @@ class ConsortiumOptions(Settings):
     )
     quorum: Positive = Field(1, description="minimum number of members that answer")
     seed: Count = Field(0, description="random seed of sampling and of the order of answers")
-    context: Positive | None = Field(
-        None, description="maximum prompt tokens; the oldest exchanges are omitted"
-    )
     budget: Positive | None = Field(None, description="maximum number of calls per question")
     max_cost: Number | None = Field(
         None, description="start no iteration beyond this cost, in the prices' currency"
@@ -184,9 +181,6 @@ class ConsortiumOptions(Settings):
     )
     eliminate: Positive = Field(1, description="elimination: members removed per iteration")
     keep: Positive = Field(2, description="elimination: minimum number of members")
-    similarity: Share = Field(
-        1.0, description="vote: similarity from which texts count as equal, by difflib"
-    )
 
     @model_validator(mode="after")
     def _check_together(self) -> Self:

@@ -5,11 +5,10 @@ import os
 import re
 import sqlite3
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -17,9 +16,11 @@ from swarm._util.files import parse_json
 from swarm._util.settings import parse_settings
 from swarm._util.terminal import suggest
 from swarm.errors import UserError
-from swarm.models.cache import LOCK_TIMEOUT_S, retry_while_locked
+from swarm.models.cache import open_sqlite
 from swarm.multi_agent.consortium.settings import ConsortiumSettings, read_preset
 from swarm.multi_agent.presets import is_preset_path, preset_names
+
+T = TypeVar("T")
 
 DATABASE_FILE = "consortium.db"
 CREATE_TABLES = (
@@ -31,12 +32,10 @@ CREATE_TABLES = (
     "new_tokens INTEGER, cost REAL, seconds REAL, config TEXT, result TEXT)",
     "CREATE INDEX IF NOT EXISTS runs_time ON runs (time)",
 )
-SELECT_LAST_INDEX = "SELECT 1 FROM sqlite_master WHERE name = 'runs_time'"
-"""Tests that the file contains all of the above: the index is created last."""
 
 
 class ConsortiumDatabase:
-    """A SQLite file shared by threads and processes; each use opens a connection.
+    """A SQLite file shared by threads and processes.
 
     Args:
         path: The file, created on the first write; `None` is consortium.db in the folder of `llm`:
@@ -48,51 +47,38 @@ class ConsortiumDatabase:
         folder = os.environ.get("LLM_USER_PATH") or click.get_app_dir("io.datasette.llm")
         self.path = Path(path).expanduser() if path else Path(folder) / DATABASE_FILE
 
-    @contextmanager
-    def open_transaction(self) -> Iterator[sqlite3.Connection]:
-        """Open a transaction; creates the file if needed.
+    def read(self, query: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        """Return the rows of a query; none if there is no file.
 
         Raises:
             UserError: The file cannot be used.
         """
-        with self._connect(self.path, create=True) as opened:
-            retry_while_locked(lambda: opened.execute("PRAGMA journal_mode=WAL"))
-            opened.execute("PRAGMA synchronous=NORMAL")
-            retry_while_locked(lambda: opened.execute("BEGIN IMMEDIATE"))
-            try:
-                for table in CREATE_TABLES:
-                    opened.execute(table)
-                yield opened
-                opened.execute("COMMIT")
-            except BaseException:
-                opened.execute("ROLLBACK")
-                raise
 
-    @contextmanager
-    def open_for_reading(self) -> Iterator[sqlite3.Connection]:
-        """Open a connection for reading; without tables, to an empty in-memory database.
+        def select(connection: sqlite3.Connection) -> list[dict[str, Any]]:
+            cursor = connection.execute(query, values)
+            names = [column[0] for column in cursor.description]
+            return [dict(zip(names, row, strict=True)) for row in cursor]
+
+        return self._run(select) if self.path.is_file() else []
+
+    def write(self, *statements: tuple[str, Sequence[Any]]) -> int:
+        """Run statements in one transaction; return how many rows the first has changed.
 
         Raises:
             UserError: The file cannot be used.
         """
-        with self._connect(self.path if self.path.is_file() else ":memory:") as opened:
-            if retry_while_locked(lambda: opened.execute(SELECT_LAST_INDEX).fetchone()):
-                yield opened
-                return
-        with self._connect(":memory:") as empty:
-            for table in CREATE_TABLES:
-                empty.execute(table)
-            yield empty
 
-    @contextmanager
-    def _connect(self, path: str | Path, create: bool = False) -> Iterator[sqlite3.Connection]:
+        def change(connection: sqlite3.Connection) -> int:
+            with connection:
+                connection.execute("BEGIN IMMEDIATE")
+                first, *_ = [connection.execute(*one).rowcount for one in statements]
+                return first
+
+        return self._run(change)
+
+    def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
-            if create:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-            connection = sqlite3.connect(path, timeout=LOCK_TIMEOUT_S, isolation_level=None)
-            with closing(connection) as opened:
-                opened.row_factory = sqlite3.Row
-                yield opened
+            return open_sqlite(self.path, *CREATE_TABLES).run(work)
         except (sqlite3.Error, OSError) as error:
             raise UserError(
                 f"{self.path} cannot be used: {error}; set its folder with LLM_USER_PATH"
@@ -104,8 +90,7 @@ class ConsortiumStore(ConsortiumDatabase):
 
     def list_names(self) -> list[str]:
         """Return the sorted names of all saved consortia, including invalid ones."""
-        with self.open_for_reading() as rows:
-            return [name for (name,) in rows.execute("SELECT name FROM consortia ORDER BY name")]
+        return [row["name"] for row in self.read("SELECT name FROM consortia ORDER BY name")]
 
     def get(self, name: str) -> ConsortiumSettings:
         """Return the configuration of a name.
@@ -113,12 +98,11 @@ class ConsortiumStore(ConsortiumDatabase):
         Raises:
             UserError: It does not exist or is invalid.
         """
-        with self.open_for_reading() as rows:
-            found = rows.execute("SELECT config FROM consortia WHERE name = ?", [name]).fetchone()
-        if found is None:
+        found = self.read("SELECT config FROM consortia WHERE name = ?", [name])
+        if not found:
             raise UserError(self._unknown_message(name))
         try:
-            return parse_settings(ConsortiumSettings, parse_json(found["config"]), name)
+            return parse_settings(ConsortiumSettings, parse_json(found[0]["config"]), name)
         except ValueError as error:
             raise UserError(f"{name}: the saved config is not JSON: {error}") from None
 
@@ -133,10 +117,8 @@ class ConsortiumStore(ConsortiumDatabase):
             raise UserError(f"{name!r} is not a consortium name: take letters, digits, . - and _")
         saved = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}"
         row = (name, json.dumps(config.to_dict()), saved)
-        with self.open_transaction() as rows:
-            found = rows.execute("DELETE FROM consortia WHERE name = ?", [name]).rowcount
-            rows.execute("INSERT INTO consortia VALUES (?, ?, ?)", row)
-        return found > 0
+        delete = ("DELETE FROM consortia WHERE name = ?", [name])
+        return self.write(delete, ("INSERT INTO consortia VALUES (?, ?, ?)", row)) > 0
 
     def remove(self, name: str) -> None:
         """Remove a configuration; its runs remain.
@@ -146,8 +128,7 @@ class ConsortiumStore(ConsortiumDatabase):
         """
         if name not in self.list_names():
             raise UserError(self._unknown_message(name))
-        with self.open_transaction() as rows:
-            rows.execute("DELETE FROM consortia WHERE name = ?", [name])
+        self.write(("DELETE FROM consortia WHERE name = ?", [name]))
 
     def _unknown_message(self, name: str) -> str:
         names = self.list_names()
@@ -222,8 +203,7 @@ class RunLog(ConsortiumDatabase):
             for value in run.values()
         ]
         places = ", ".join("?" * len(run))
-        with self.open_transaction() as rows:
-            rows.execute(f"INSERT INTO runs ({', '.join(run)}) VALUES ({places})", values)
+        self.write((f"INSERT INTO runs ({', '.join(run)}) VALUES ({places})", values))
         return str(run["id"])
 
     def get(self, number: str) -> dict[str, Any]:
@@ -235,16 +215,13 @@ class RunLog(ConsortiumDatabase):
         Raises:
             UserError: No or several runs match.
         """
-        with self.open_for_reading() as rows:
-            found = rows.execute(
-                "SELECT * FROM runs WHERE substr(id, 1, length(:id)) = :id", {"id": number}
-            ).fetchall()
+        found = self.read("SELECT * FROM runs WHERE substr(id, 1, length(?)) = ?", [number, number])
         if not found or not number:
             raise UserError(f"{number}: no run with this id; `runs` lists them")
         if len(found) > 1:
             some = ", ".join(row["id"][:12] for row in found[:5])
             raise UserError(f"{number}: {len(found)} runs have this prefix: {some}")
-        run = dict(found[0])
+        (run,) = found
         return {**run, "config": json.loads(run["config"]), "result": json.loads(run["result"])}
 
     def list(
@@ -264,14 +241,13 @@ class RunLog(ConsortiumDatabase):
             first = _format_time(datetime.fromisoformat(since)) if since is not None else ""
         except (ValueError, TypeError):
             raise UserError(f"since: {since!r} is not a date; use the form 2026-01-31") from None
-        with self.open_for_reading() as rows:
-            found = rows.execute(
-                "SELECT * FROM runs WHERE time >= :since AND (:name IS NULL OR name = :name) "
-                "ORDER BY time DESC, rowid DESC LIMIT :limit",
-                {"limit": limit, "since": first, "name": name},
-            ).fetchall()
+        found = self.read(
+            "SELECT * FROM runs WHERE time >= ? AND (? IS NULL OR name = ?) "
+            "ORDER BY time DESC, rowid DESC LIMIT ?",
+            [first, name, name, limit],
+        )
         left_out = ("config", "result", "best")
-        return [{k: v for k, v in dict(row).items() if k not in left_out} for row in found]
+        return [{k: v for k, v in row.items() if k not in left_out} for row in found]
 
 
 def _format_time(time: datetime) -> str:

@@ -5,7 +5,6 @@ import unicodedata
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from decimal import Decimal
-from difflib import SequenceMatcher
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,7 +15,6 @@ from swarm._util.replies import (
     parse_ranking,
     strip_thoughts,
 )
-from swarm.errors import UserError
 from swarm.models.base import Completion, Message, Request
 from swarm.multi_agent.collaboration import RequestContext
 from swarm.multi_agent.consortium import prompts
@@ -29,6 +27,7 @@ from swarm.multi_agent.types import (
     AgentSpec,
     Messages,
     add_system_text,
+    prompt_to_messages,
     shuffle_by_key,
 )
 
@@ -130,9 +129,8 @@ class JudgingRound:
     def write_prompt(self, wanted: str, labels: Sequence[int], **more: Any) -> Messages:
         """Return the conversation with these answers and the instructions."""
         answers = [(label, self.answers[self.labels[label]].text) for label in labels]
-        return self.run.write_within_context(
-            lambda turns: prompts.build_judge_prompt(turns, answers, wanted, self.key, **more)
-        )
+        turns = prompt_to_messages(self.run.request.prompt)
+        return prompts.build_judge_prompt(turns, answers, wanted, self.key, **more)
 
     def query_arbiter(
         self,
@@ -161,11 +159,7 @@ class JudgingRound:
         for slot, role in ((run.arbiter, "arbiter"), (run.fallback, "fallback")):
             if slot is None or not run.has_budget():
                 continue
-            try:
-                turns = self.write_prompt(wanted.prompt, labels, **more)
-            except UserError as error:
-                self.add_warning(str(error))
-                break
+            turns = self.write_prompt(wanted.prompt, labels, **more)
             for text in (run.options.system, slot.system):  # they apply to the answer, too
                 turns = add_system_text(turns, text or None)
             request = run.build_judging_request(slot, turns, max_tokens, enough)
@@ -325,41 +319,19 @@ def comparison_key(text: str) -> tuple[str, str]:
     return "text", normalized or text
 
 
-def group_equal_answers(texts: Sequence[str], similarity: float = 1.0) -> list[list[int]]:
-    """Group the indices of equal answers, ordered by their first members.
-
-    An answer joins the first group that it agrees with completely.
-
-    Args:
-        texts: The answers.
-        similarity: Minimum similarity of equal texts; numbers and choices must be identical.
-    """
-    keys = [comparison_key(text) for text in texts]
-    found: list[list[int]] = []
-    for index, key in enumerate(keys):
-        for group in found:
-            if all(_answers_agree(key, keys[other], similarity) for other in group):
-                group.append(index)
-                break
-        else:
-            found.append([index])
-    return found
-
-
-def _answers_agree(one: tuple[str, str], other: tuple[str, str], similarity: float) -> bool:
-    if one == other:
-        return True
-    if similarity >= 1 or one[0] != "text" or other[0] != "text":
-        return False
-    first, second = sorted((one[1], other[1]))  # SequenceMatcher is not symmetric
-    return SequenceMatcher(None, first, second, autojunk=False).ratio() >= similarity
+def group_equal_answers(texts: Sequence[str]) -> list[list[int]]:
+    """Group the indices of equal answers, ordered by their first members."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for index, text in enumerate(texts):
+        found.setdefault(comparison_key(text), []).append(index)
+    return list(found.values())
 
 
 def vote_on_answers(judging: JudgingRound) -> VerdictScript:
     """Return the most frequent answer; its share of the votes is the confidence."""
     indices = sorted(judging.labels.values())
     texts = [judging.answers[index].text for index in indices]
-    groups = group_equal_answers(texts, judging.run.options.similarity)
+    groups = group_equal_answers(texts)
     found = sorted(groups, key=len, reverse=True)
     order = [indices[one] for group in found for one in group]
     counts = ", ".join(f"{len(group)}" for group in found)

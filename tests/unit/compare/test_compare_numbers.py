@@ -221,17 +221,6 @@ def test_tokens_are_averaged_the_likeliest_first_and_the_rest_is_unseen() -> Non
     assert tokens(said).answer == pytest.approx({"A": 0.625, "B": 0.25, "Z": 0.1})
 
 
-@pytest.mark.parametrize("content", [None, {"content": None}, {"content": []}])
-def test_no_log_probabilities_is_an_error_with_the_alternative(content: Any) -> None:
-    body = {"choices": [{"message": {"content": "heads"}, "logprobs": content}]}
-    blip = tokens(told({"heads": 1.0}), body)
-    assert blip.answer is None and "requested again next time" in str(blip.error)
-    found = tokens(body, body)
-    assert found.answer is None
-    assert "vendor/m: vendor returns no log probabilities" in str(found.error)
-    assert "estimate_by_sampling=True" in str(found.error)
-
-
 def test_samples_are_counted_with_wilsons_interval() -> None:
     rater = distribution_model.Rater({"heads": 0.7, "tails": 0.3})
     params = {"messages": ASKED["messages"], "max_tokens": 5, "temperature": 1}

@@ -252,7 +252,6 @@ TOOLS = [{"role": "assistant", "tool_calls": [CALL]},
         ([ASK, {**SAY, "content": "a<|endoftext|>"}], r"special token <\|endoftext\|>"),
         ([ASK], "the last message must be from the assistant, not from 'user'"),
         ([ASK, {**SAY, "weight": 0}], "last assistant message has weight 0"),
-        ([ASK, {"role": "assistant", "tool_calls": [{**CALL, "id": 3}]}], r"\[0\].id=3: must be"),
         ([ASK, {**SAY, "content": ""}], "an answer without text"),
     ],
 )

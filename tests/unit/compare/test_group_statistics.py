@@ -1,7 +1,6 @@
 """Intervals, tests and what a run can show: checked by hand and by simulation."""
 
 import math
-import time
 from typing import Any
 
 import numpy as np
@@ -109,21 +108,6 @@ def test_wrong_arguments_are_one_line(keys: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told) as caught:
         summary(answers("a", "m", ["x", "y"]), **keys)
     assert "\n" not in str(caught.value)
-
-
-def test_a_large_frame_takes_little_time() -> None:
-    n, generator = 100_000, np.random.default_rng(0)
-    df = pd.DataFrame(
-        {
-            "model": np.repeat([f"m{i}" for i in range(10)], n // 10),
-            "group": np.repeat(["a", "b"], n // 2),
-            "paraphrase_ix": np.tile(np.arange(10), n // 10),
-            "answer": generator.choice([f"x{i}" for i in range(60)], n),
-        }
-    )
-    start = time.process_time()
-    assert summary(df)["models"].tolist()[0] == 5
-    assert time.process_time() - start < 6  # 0.2 to 1.1 s where nothing else runs
 
 
 def test_intervals_cover_what_they_should_where_paraphrases_differ() -> None:
@@ -250,7 +234,6 @@ def test_what_a_run_can_show_is_told_before_it() -> None:
     assert "known to within 0.10" in detectable({"a": ["m"]}, 1, 100)
     assert "too few answers" in detectable({"a": ["m"], "b": ["n"]}, 1, 1)
     assert "several groups" in detectable({"a": ["m"], "b": ["n", "m"]}, 1, 50)
-    assert "nothing is asked" in detectable({"a": []}, 1, 50)
 
 
 def test_the_difference_that_is_told_is_seen_in_four_of_five_runs() -> None:

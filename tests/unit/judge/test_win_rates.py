@@ -3,11 +3,7 @@
 import numpy as np
 import pytest
 
-from swarm.judge import win_rates
-from swarm.judge.alpaca_eval import format_leaderboard, summarize_annotations
 from swarm.judge.win_rates import (
-    MIN_RELIABLE_INSTRUCTIONS,
-    fit_logistic,
     length_controlled_win_rate,
     mean_win_rate,
 )
@@ -59,16 +55,6 @@ def test_where_lengths_say_nothing_it_is_the_raw_rate(lengths: list[int]) -> Non
     assert found.standard_error == pytest.approx(100 * np.std(soft, ddof=1) / 2)
 
 
-def test_difficulty_is_one_more_term_and_stays_in_the_prediction() -> None:
-    differences, _ = drawn(300, 0.0, 0.0)
-    difficulty = np.random.default_rng(1).normal(size=300)
-    soft = logistic(0.3 + 1.0 * np.tanh(differences / differences.std(ddof=1)) + 2.0 * difficulty)
-    found = length_controlled_win_rate(soft.tolist(), differences.tolist(), difficulty.tolist())
-    assert found.rate.mean == pytest.approx(100 * logistic(0.3 + 2 * difficulty).mean(), abs=0.3)
-    without = length_controlled_win_rate(soft.tolist(), differences.tolist())
-    assert without.length_effect < found.length_effect  # what is left out flattens the others
-
-
 @pytest.mark.parametrize(
     ("soft", "lengths"),
     [
@@ -99,67 +85,8 @@ def test_a_single_instruction() -> None:
     assert length_controlled_win_rate([0.7], [12]).standard_error == 0
 
 
-def test_newton_finds_the_maximum() -> None:
-    design = np.stack([np.ones(50), np.random.default_rng(2).normal(size=50)], axis=1)
-    soft = np.random.default_rng(3).random(50)
-    found = fit_logistic(design, soft)
-    slope = design.T @ (soft - logistic(design @ found)) - [1e-6, 0.1] * found
-    assert np.abs(slope).max() < 1e-6
-    assert fit_logistic(design, soft, found + 5) == pytest.approx(found, abs=1e-6)
-
-
 def test_as_many_lengths_as_preferences() -> None:
     with pytest.raises(ValueError, match="as many length differences"):
         length_controlled_win_rate([0.5, 0.5], [1])
     with pytest.raises(ValueError, match="at least one"):
         length_controlled_win_rate([], [])
-
-
-def test_from_100_instructions_on_the_penalty_moves_the_rate_by_less_than_a_point(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    draws = np.random.default_rng(MIN_RELIABLE_INSTRUCTIONS)
-    differences = []
-    for _ in range(100):
-        theta, phi = draws.uniform(-1.5, 1.5), draws.uniform(-2, 2)
-        standing = np.tanh(draws.normal(draws.uniform(-0.75, 0.75), 1, MIN_RELIABLE_INSTRUCTIONS))
-        hard = (draws.random(MIN_RELIABLE_INSTRUCTIONS) < logistic(theta + phi * standing)).astype(
-            float
-        )
-        design = np.stack([np.ones(MIN_RELIABLE_INSTRUCTIONS), standing], axis=1)
-        rates = []
-        for ridge in (0.1, 1e-7):
-            monkeypatch.setattr(win_rates, "RIDGE", ridge)
-            rates.append(100 * logistic(fit_logistic(design, hard)[0]))
-        differences.append(abs(rates[0] - rates[1]))
-    assert max(differences) < 1
-
-
-def test_the_table_warns_of_few_instructions() -> None:
-    def annotations(n: int) -> list[dict[str, object]]:
-        order = {"order": "AB", "preference": 0.7, "share": 1.0, "reply": "m"}
-        return [
-            {
-                "preference": 0.6 + 0.1 * (i % 3),
-                "orders": [order, order],
-                "instruction": str(i),
-                "output": "x" * (5 + i % 7),
-                "reference_output": "xxxx",
-                "generator": "mine",
-                "reference_generator": "theirs",
-                "judge": "j",
-                "reading": "logprobs",
-            }
-            for i in range(n)
-        ]
-
-    warning = "depend on the fit's penalty"
-    assert any(
-        warning in line for line in format_leaderboard([summarize_annotations(annotations(30))])
-    )
-    assert not any(
-        warning in line
-        for line in format_leaderboard(
-            [summarize_annotations(annotations(MIN_RELIABLE_INSTRUCTIONS))]
-        )
-    )

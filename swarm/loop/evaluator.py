@@ -15,7 +15,6 @@ from swarm.errors import UserError
 from swarm.executors import Executor, Job, JobResult
 from swarm.executors.worker import (
     EMBED_SPLITS,
-    ENTROPY,
     SAMPLE,
     Descended,
     DescentJob,
@@ -28,7 +27,6 @@ from swarm.tasks.base import Item, Score, Task
 
 if TYPE_CHECKING:
     from swarm.engine.base import Gradient
-    from swarm.optimizers.base import EntropyRequest
 
 PositionTuple = tuple[float, ...]
 """A position, as a hashable tuple of coefficients."""
@@ -248,34 +246,6 @@ class Evaluator:
             found[result.number] = result.scores[0]
             self.on_job(result)
         return [self._task.apply_scale(one) for number in sorted(found) for one in found[number]]
-
-    def compute_entropies(
-        self, wanted: Sequence["EntropyRequest"], indices: Sequence[int]
-    ) -> list["Gradient"]:
-        """Compute the mean entropy of each request over its dev items, and its gradient.
-
-        Args:
-            indices: Dev indices of the items that the requests number from 0.
-
-        Raises:
-            UserError: An entropy is not finite.
-        """
-        jobs = [
-            Job(
-                number,
-                (tuple(map(float, one.position)),),
-                ENTROPY,
-                tuple(indices[i] for i in one.items),
-                ("the position in its descent",),
-            )
-            for number, one in enumerate(wanted)
-        ]
-        found = {}
-        for result in self._run_jobs(jobs):
-            assert result.gradient is not None
-            found[result.number] = result.gradient
-            self.on_job(result)
-        return [found[i].mean_over(len(one.items)) for i, one in enumerate(wanted)]
 
     def measure_losses(self, jobs: Sequence[DescentJob]) -> list["Gradient"]:
         """Return the mean loss of each job's items."""

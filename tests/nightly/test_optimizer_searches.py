@@ -10,14 +10,13 @@ import searches
 from swarm.runs.folder import read_state
 
 OPTIMIZERS = sorted(path.stem for path in (searches.ROOT / "conf" / "optimizer").glob("*.yaml"))
-KILLED = {"adamerging", "bayes", "cmaes", "evogm", "genome", "nsga2"}
+KILLED = {"bayes", "cmaes", "genome", "nsga2"}
 """The others keep their state as these do; the contract test takes it out and in again for all."""
 SEVERAL = {"nsga2"}
 
 DELTA = {"pool__space": "delta", "pool__groups": "per_module"}
 NEEDED: dict[str, dict[str, Any]] = {
-    "evogm": {"optimizer__epochs": 20},
-    **{name: {"optimizer__constraints": "{A: base}"} for name in SEVERAL},
+    name: {"optimizer__constraints": "{A: base}"} for name in SEVERAL
 }
 """What has to be given with an optimizer."""
 
@@ -25,7 +24,6 @@ FREE: dict[str, dict[str, Any]] = {
     "nes": {},
     "cmaes": {"optimizer__sum_to_one": "false", "optimizer__separable": "true"},
     "bayes": {"optimizer__sum_to_one": "false", "optimizer__sampler": "tpe"},
-    "de": {"optimizer__sum_to_one": "false"},
     "random": {"optimizer__sum_to_one": "false"},
 }
 """Searches of the delta space with coefficients of each adapted module."""

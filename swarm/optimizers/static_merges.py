@@ -265,7 +265,7 @@ class StaticMerges(Optimizer):
     Args:
         particles: N; None is the experts and all recipes known before anything is scored.
         lambdas: Factors of task arithmetic.
-        among: Number of first rows of the pool to merge, as base, noise, elites and synthetic rows
+        among: Number of first rows of the pool to merge, as base and synthetic rows
             come after the experts; None is all.
     """
 

@@ -32,7 +32,7 @@ NOT_HERE = {
     "python -m swarm.search task=nlgraph_mini name=first tracker=": "test_wandb.py, small",
     "python -m swarm.search task=rm_concise": "test_scorers.py, with a small reward model",
     "python -m swarm.search task=human": "test_judge.py, with a judge on loopback",
-    "python -m swarm.search task=nlgraph_mini pool.elites=": "test_pool_rows.py, with a run",
+    "python -m swarm.search task=nlgraph_mini pool=initial_experts,": "test_own_file.py",
     "python -m swarm.evaluate task=": "test_candidates.py runs every candidate, small",
     "python -m swarm.study": "many searches; test_study.py runs small ones",
     "python -m swarm.finetune task": "test_finetune.py, on a small model",

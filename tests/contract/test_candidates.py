@@ -359,10 +359,7 @@ def test_mistakes_are_named(
         (lambda: SingleExpertsCandidate(*given, "zebra"), "zebra.*amber"),
         (lambda: MixedPositionCandidate(*given, {"zebra": 1.0}), "zebra.*amber"),
         (lambda: MixedPositionCandidate(*given, [1.0, 2.0]), "coefficients.*4"),
-        (lambda: MixedPositionCandidate(*given, {"amber": float("nan")}), "coefficients.*NaN"),
-        (lambda: MixedPositionCandidate(*given, None), "candidate.coefficients=null"),  # type: ignore[arg-type]
         (lambda: MixedPositionCandidate(*given, {}), "candidate.coefficients is empty"),
-        (lambda: CheckpointCandidate(base, None), "candidate.folder=null"),  # type: ignore[arg-type]
         (lambda: CheckpointCandidate(base, "nowhere"), "nowhere"),
         (lambda: CheckpointCandidate(base, str(tmp_path / "empty")), "empty"),
         (lambda: CheckpointCandidate(base, [amber, amber]), "more than once"),
@@ -370,9 +367,7 @@ def test_mistakes_are_named(
         (lambda: BestCandidate(str(tmp_path)), "contains no search"),
         (lambda: SavedEnsembleCandidate(str(tmp_path / "none.yaml")), "none.yaml"),
         (lambda: SavedEnsembleCandidate(str(tmp_path / "bad.yaml")), "bad.yaml.*members"),
-        (lambda: VotingCandidate(singles, "loudest"), "loudest.*majority"),  # type: ignore[arg-type]
         (lambda: VotingCandidate(singles, weights=[1.0]), "candidate.weights.*4"),
-        (lambda: PackLLM(*pool, temperature=0), "candidate.temperature=0"),
         (lambda: PackLLM(*pool, ["amber"]), "two experts"),
         (lambda: PackLLM(*pool, ["amber", "zebra"]), "zebra"),
         (lambda: PackLLM(base, Pool(str(tiny_pool), base_row=True)), "base.*folder"),

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,6 @@ import searches
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
-from safetensors.torch import load_file, save_file
 
 from swarm._util.cli import format_hydra_error, normalize_arguments
 from swarm._util.files import conf_folder
@@ -93,48 +91,6 @@ def test_help_imports_nothing_heavy() -> None:
         assert not loaded & {"torch", "transformers", "wandb", "peft", "aiohttp"}
 
 
-def one_line(result: Any, folder: Path, *words: str, code: int = 1) -> str:
-    """The line of an error, after which there is no folder."""
-    lines = result.stderr.strip().splitlines()
-    assert (result.returncode, len(lines)) == (code, 1), result.stderr
-    assert lines[0].startswith("error: ")
-    assert all(word in lines[0] for word in words), lines[0]
-    assert not (folder / "search" / "run" / "config.json").exists()
-    return str(lines[0])
-
-
-WRONG = [
-    (["task=chess"], 2, ["task=chess", "nlgraph", "gsm8k"]),
-    (["optimizer.inertja=0.2"], 2, ["inertja"]),
-    (["tracker=sometimes"], 2, ["tracker=sometimes", "tensorboard"]),
-    (["tracker=wandb", "tracker.mode=sometimes"], 1, ["tracker.mode=sometimes", "offline"]),
-    (["gpus=0,0"], 2, ["gpus"]),
-    (["gpus=99"], 1, ["gpus", "no CUDA device 99"]),
-    (["task.file=missing.json"], 1, ["missing.json"]),
-    (["optimizer.repel=-1"], 1, ["optimizer.repel"]),
-    (["pool.folder=nowhere"], 1, ["nowhere"]),
-    (["model.path=nowhere/at/all"], 1, ["nowhere/at/all"]),
-    (["engine.plan=magic"], 1, ["engine.plan"]),
-    (["task.parser=clever"], 1, ["parser"]),
-    (["executor=processes", "executor.threads=foo"], 1, ["executor.threads"]),
-]
-
-
-@pytest.mark.parametrize(("change", "code", "words"), WRONG, ids=lambda v: str(v)[:40])
-def test_a_mistake_is_one_line_and_leaves_nothing(
-    change: list[str],
-    code: int,
-    words: list[str],
-    tmp_path: Path,
-    tiny_llama: Path,
-    tiny_pool: Path,
-) -> None:
-    command = searches.arguments(tmp_path, tiny_llama, tiny_pool)
-    line = one_line(searches.run([*command, *change]), tmp_path, *words, code=code)
-    if change == ["task=chess"]:  # the options, and nothing else
-        assert line.split("; ")[-1].endswith("truthfulqa_mini")
-
-
 @pytest.mark.parametrize(
     ("word", "told"),
     [
@@ -167,34 +123,6 @@ def test_only_keys_of_the_entry_that_runs_are_meant(monkeypatch: pytest.MonkeyPa
             with pytest.raises(HydraException) as caught:
                 compose("evaluate", overrides=["candidate=adapter", word])
             assert told in format_hydra_error(caught.value)
-
-
-def test_what_is_read_and_wrong_is_one_line_and_leaves_nothing(
-    tmp_path: Path, tiny_llama: Path, tiny_pool: Path
-) -> None:
-    words = searches.arguments(tmp_path, tiny_llama, tiny_pool)
-    for content in ("{", '{"dev": [], "test": []}', '{"dev": [{}], "test": [{}]}'):
-        data = (tmp_path / "tiny.json").read_text()
-        (tmp_path / "tiny.json").write_text(content)
-        one_line(searches.run(words), tmp_path, "tiny.json")
-        (tmp_path / "tiny.json").write_text(data)
-    # An expert that is not finite.
-    pool = shutil.copytree(tiny_pool, tmp_path / "pool")
-    file = pool / "birch" / "adapter_model.safetensors"
-    weights = load_file(file)
-    next(iter(weights.values()))[0, 0] = float("nan")
-    save_file(weights, file)
-    one_line(searches.run(searches.arguments(tmp_path, tiny_llama, pool)), tmp_path, "birch")
-    # Online without a login.
-    command = searches.arguments(tmp_path, tiny_llama, tiny_pool, tracker="wandb")
-    done = started("-m", "swarm.search", *command, HOME=str(tmp_path), WANDB_API_KEY="")
-    one_line(done, tmp_path, "wandb login")
-    # A record that is none.
-    folder = tmp_path / "search" / "run"
-    folder.mkdir(parents=True)
-    for content in ("[]", "{}", "no"):
-        (folder / "rounds.jsonl").write_text(f"{content}\n")
-        one_line(searches.run(words), tmp_path, "rounds.jsonl")
 
 
 def test_the_printed_configuration_has_no_secret() -> None:

@@ -27,8 +27,8 @@ NO_BOWLS = {"auto", "gradient", "nsga2"}
 
 SUM, MANY = 1.5, 60
 FREE = [
-    *("pso", "pso optimizer.soups=0", "cmaes", "de", "genome", "lorahub", "random", "recipes"),
-    *(f"{name} optimizer.sum_to_one=false" for name in ("cmaes", "de", "random")),
+    *("pso", "pso optimizer.soups=0", "cmaes", "genome", "lorahub", "random", "recipes"),
+    *(f"{name} optimizer.sum_to_one=false" for name in ("cmaes", "random")),
     "cmaes optimizer.separable=true optimizer.sum_to_one=false",
     "nes",
     "bayes optimizer.sum_to_one=false optimizer.batch=10",

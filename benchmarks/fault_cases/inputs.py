@@ -122,16 +122,12 @@ OF_KEY: dict[str, list[str]] = {
     "pool.control": WORD,
     "pool.most": [*WHOLE, "0", "1", "null"],
     "pool.control_seed": [*WHOLE, "null"],
-    "pool.elites": [*PLACE, "''", "{here}", "{here}/file"],
-    "pool.elite_count": [*WHOLE, "0", "null"],
     "pool.recipes": LIST,
     "pool.density": [*NUMBER, "0", "-1", "2", "null"],
-    "pool.sparse_rows": [*NUMBER, "0", "-1", "2"],
     "engine.plan": [*WORD, "null"],
     "engine.max_tokens": [*WHOLE, "0"],
     "racing.rule": [*WORD, "null"],
     "racing.chunk": [*WHOLE, "0", "null"],
-    "racing.level": [*NUMBER, "0", "1", "-1", "2", "null"],
     "optimizer.particles": [*WHOLE, "0", "1", "2", "1000000", "99999999999", HUGE],
     "optimizer.active": [*WHOLE, "0"],
     "optimizer.soups": [*WHOLE, "6", "null", HUGE],
@@ -169,7 +165,7 @@ def _values(lab: Lab, draw: random.Random) -> Iterator[tuple[str, str, list[str]
     seen: set[str] = set()
     options = {
         "optimizer": sorted(one.stem for one in (ROOT / "conf" / "optimizer").glob("*.yaml")),
-        "racing": ["exact", "z"],
+        "racing": ["exact"],
         "executor": ["processes"],
         "engine": ["hf"],
     }

@@ -18,7 +18,7 @@ MAIN_KEYS = {
     "experiment name folder gpus seed budget minutes test confirm ensemble baselines tracker "
     "dry_run",
     "evaluate": "task task.test_limit candidate pool.folder model model.path split device out",
-    "finetune": "task task.dev_limit expert run pool.folder model model.path name folder gpus seed "
+    "finetune": "task task.dev_limit expert pool.folder model model.path name folder gpus seed "
     "test steps batch rate rank holdout",
 }
 """Keys that the help of a command lists; help=GROUP lists the others."""

@@ -74,7 +74,7 @@ def search(
         seed: Seed of all randomness.
         show: Whether to print a line per round and the result.
         overrides: Further keys, {"optimizer.particles": 8} or ["optimizer.particles=8"].
-        **settings: Further keys of conf/search.yaml: budget=500, racing="z", job={"items": 20}.
+        **settings: Further keys of conf/search.yaml: budget=500, racing="exact", job={"items": 20}.
 
     Raises:
         UserError: An input is invalid, with the message of the command line. Nothing has been

@@ -188,8 +188,7 @@ class ExampleBatch:
         target, token, choices = (
             torch.tensor(index, device=model.device) for index in (self.target, self.token, choice)
         )
-        normalized = logits - logits.logsumexp(-1, keepdim=True)
-        logprobs = normalized[target, token]
+        logprobs = (logits - logits.logsumexp(-1, keepdim=True))[target, token]
         # The log probability of each choice of all examples.
         sums = logprobs.new_zeros(len(self.lengths)).index_add(0, choices, logprobs)
         total, first = sums.new_zeros(()), 0
@@ -197,12 +196,7 @@ class ExampleBatch:
             mine = sums[first : first + size]
             if example.units:
                 mine = mine / mine.new_tensor(example.units)
-            if example.unlabelled:
-                # A single choice of an unlabelled example is one token.
-                alone = normalized[target[sum(self.lengths[:first])]]
-                shares = alone if size == 1 else mine.log_softmax(0)
-                loss = -(shares.exp() * shares).sum()
-            elif example.values:
+            if example.values:
                 tokens = mine.new_tensor(self.lengths[first : first + size])
                 values = mine.new_tensor(example.values)
                 loss = expected_score_loss(mine, values, tokens, example.relative)

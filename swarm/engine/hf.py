@@ -409,9 +409,6 @@ class HFEngine(Engine):
 
         prompt, end = self._prompt_ids(one.prompt), [self._tokenizer.eos_token_id]
         choices = self._choice_ids(Request(one.prompt, 0, one.choices))
-        if one.unlabelled and len(choices) == 1:
-            # Any token will do: only the distribution at its position counts.
-            return TokenizedExample(prompt, [end], one)
         ends = one.ends or [one.final] * len(choices)
         choices = [
             # A text of as many tokens as were allowed did not end, it was cut.

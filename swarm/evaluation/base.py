@@ -54,10 +54,7 @@ class Candidate(ABC):
         return ()
 
     def fingerprint(self) -> str:
-        """Return a text that changes with the weights and data read from a run; "" if unknown.
-
-        The key `run` itself is not part of an evaluation's identity.
-        """
+        """Return a text that changes with the weights; "" if unknown."""
         return ""
 
 

@@ -164,7 +164,7 @@ class Evaluation:
         given = config or {}
         identity = {
             "task": identity_values(given.get("task")),
-            "candidate": identity_values(_without_run(given.get("candidate"))),
+            "candidate": identity_values(given.get("candidate")),
             "split": self.split,
             "task items": digest_items(self.task, self.split),
             "weights": self.candidate.fingerprint(),
@@ -269,15 +269,6 @@ class Evaluation:
             for name, scores in zip(self.found.names, self.found.scores, strict=True)
             for row in scores_to_records(self.found.items, scores)
         ]
-
-
-def _without_run(settings: Any) -> Any:
-    """Return a candidate's settings without `run`, whose data are in its fingerprint."""
-    if isinstance(settings, list):
-        return [_without_run(one) for one in settings]
-    if not isinstance(settings, Mapping) or "_target_" not in settings:
-        return settings
-    return {key: _without_run(value) for key, value in settings.items() if key != "run"}
 
 
 def format_result(result: Mapping[str, Any]) -> str:

@@ -1,6 +1,5 @@
-"""Ensembles of models at the level of next-token probabilities, with weights per prompt."""
+"""Pack of LLMs: the next token by all models together, weighted by perplexity of the prompt."""
 
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -19,16 +18,30 @@ from swarm.pool.pool import ExpertPool
 from swarm.tasks.base import Item, Score, Task
 
 
-class TokenEnsembleCandidate(PoolCandidate):
-    """One voter: the next token's probabilities are sum_k w_k p_k, with separate w_k per prompt.
+@checked("candidate")
+class PackLLM(PoolCandidate):
+    """PackLLM-sim (arXiv 2404.11531): w_k = softmax_k(-log perplexity_k(prompt) / temperature).
 
-    Greedy decoding takes the likeliest token. Adapters of one base share its weights. It is also a
-    model (`swarm.models.base.Model`), by `generate`, once it is open.
+    One voter: the next token's probabilities are sum_k w_k p_k, and greedy decoding takes the
+    likeliest token. The model with the lowest perplexity of a prompt has the largest weight.
+    Adapters of one base share its weights. It is also a model (`swarm.models.base.Model`), by
+    `generate`, once it is open. Choices left open by paper and authors' code, and differences:
+
+    - The probabilities of the next token are mixed; the authors mix logits.
+    - The weights depend on the prompt alone and are fixed; the authors' code recomputes them from
+      prompt and answer at every token.
+    - A prompt's first token counts if the tokenizer has a beginning-of-text token.
+    - The greedy search for weights (PackLLM-opt) and the alignment of different tokenizers are not
+      implemented: all members share one tokenizer.
+
+    Every member reads each prompt twice, for its weight and to answer; a prompt counts once for
+    each member, tokens count both times.
 
     Args:
         base: The base of the adapters.
         pool: Adapters in folders, or a panel of full models.
         experts: Names of some of them; `None` is all.
+        temperature: 1.0 in the authors' code; near 0 the model of lowest perplexity answers alone.
         max_tokens: See `swarm.engine.token_ensemble.TokenEnsembleEngine`.
     """
 
@@ -37,17 +50,20 @@ class TokenEnsembleCandidate(PoolCandidate):
         base: BaseModel,
         pool: ExpertPool,
         experts: Sequence[str] | None = None,
+        temperature: PositiveNumber = 1.0,
         max_tokens: Positive | None = None,
     ) -> None:
         super().__init__(base, pool, TokenEnsembleEngine(max_tokens))
-        self.experts = experts
-        self.names = [type(self).__name__.lower()]
+        self.experts, self.temperature = experts, temperature
+        self.names = ["packllm"]
         self.members: list[str] = []
         self._meter = JobUsage()
 
-    @abstractmethod
     def compute_weights(self, requests: Sequence[Request]) -> np.ndarray:
         """Return the mixing weights of each request, [R, K]: nonnegative, with sum 1."""
+        found, tokens = self.engine.log_perplexities([request.prompt for request in requests])
+        self._meter.prompt_tokens += tokens
+        return softmax_rows(-found / self.temperature)
 
     def check(self, task: Task) -> None:
         if not self.members:
@@ -124,42 +140,3 @@ def softmax_rows(values: np.ndarray) -> np.ndarray:
     """Return softmax weights [R, K] of numbers [R, K], with sum 1 in each row; -inf is weight 0."""
     shares: np.ndarray = np.exp(values - values.max(axis=1, keepdims=True))
     return shares / shares.sum(axis=1, keepdims=True)
-
-
-@checked("candidate")
-class PackLLM(TokenEnsembleCandidate):
-    """PackLLM-sim (arXiv 2404.11531): w_k = softmax_k(-log perplexity_k(prompt) / temperature).
-
-    The model with the lowest perplexity of a prompt has the largest weight. Choices left open by
-    paper and authors' code, and differences:
-
-    - The probabilities of the next token are mixed, sum_k w_k p_k; the authors mix logits.
-    - The weights depend on the prompt alone and are fixed; the authors' code recomputes them from
-      prompt and answer at every token.
-    - A prompt's first token counts if the tokenizer has a beginning-of-text token.
-    - The greedy search for weights (PackLLM-opt) and the alignment of different tokenizers are not
-      implemented: all members share one tokenizer.
-
-    Every member reads each prompt twice, for its weight and to answer; a prompt counts once for
-    each member, tokens count both times.
-
-    Args:
-        base, pool, experts, max_tokens: See `TokenEnsembleCandidate`.
-        temperature: 1.0 in the authors' code; near 0 the model of lowest perplexity answers alone.
-    """
-
-    def __init__(
-        self,
-        base: BaseModel,
-        pool: ExpertPool,
-        experts: Sequence[str] | None = None,
-        temperature: PositiveNumber = 1.0,
-        max_tokens: Positive | None = None,
-    ) -> None:
-        super().__init__(base, pool, experts, max_tokens)
-        self.temperature = temperature
-
-    def compute_weights(self, requests: Sequence[Request]) -> np.ndarray:
-        found, tokens = self.engine.log_perplexities([request.prompt for request in requests])
-        self._meter.prompt_tokens += tokens
-        return softmax_rows(-found / self.temperature)

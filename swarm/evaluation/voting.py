@@ -1,16 +1,11 @@
 """A vote on answers: each member answers alone, and the vote's winner counts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
-
-from hydra.utils import instantiate
 
 from swarm._util.settings import checked
 from swarm.errors import UserError
 from swarm.evaluation.base import Candidate, JobUsage
-from swarm.loop.evaluator import records_to_scores
-from swarm.runs.folder import RunFolder
 from swarm.stats.significance import plurality_vote
 from swarm.tasks.base import Item, Score, Task
 from swarm.tasks.metrics import majority_vote
@@ -34,8 +29,6 @@ class VotingCandidate(Candidate):
         rule: "majority" or "weighted".
         weights: Utilities of the voters; `None` is those on dev for "weighted", and equal ones for
             "majority".
-        run: A run folder that has the voters as its experts: their dev answers are read there and
-            not requested again.
     """
 
     def __init__(
@@ -43,10 +36,9 @@ class VotingCandidate(Candidate):
         members: Candidate | Sequence[Candidate],
         rule: Rule = "majority",
         weights: Sequence[float] | None = None,
-        run: str | None = None,
     ) -> None:
         self.members = list(members) if isinstance(members, Sequence) else [members]
-        self.rule, self.run = rule, run
+        self.rule = rule
         self.weights = None if weights is None else list(weights)
         self.names = ["vote"]
 
@@ -62,9 +54,6 @@ class VotingCandidate(Candidate):
                 f"candidate.weights: {len(self.weights)} weights for {len(voices)} voices: "
                 + ", ".join(voices)
             )
-        if self.weights is None and self.run is not None:
-            start = load_initial_answers(self.run, voices, task)
-            self.weights = [task.utility(scores) for scores in start.scores]
 
     @property
     def reads_dev(self) -> bool:  # type: ignore[override]
@@ -95,9 +84,8 @@ class VotingCandidate(Candidate):
         return [majority_vote(task, items, voices, weights, choose)]
 
     def fingerprint(self) -> str:
-        """Return the fingerprints of all members, with weights read from a run."""
-        read = [] if self.run is None else [str(self.weights)]
-        return " ".join([*(member.fingerprint() for member in self.members), *read])
+        """Return the fingerprints of all members."""
+        return " ".join(member.fingerprint() for member in self.members)
 
 
 def weighted_vote(answers: Sequence[str | None], weights: Sequence[float]) -> str | None:
@@ -113,51 +101,3 @@ def weighted_vote(answers: Sequence[str | None], weights: Sequence[float]) -> st
             total, count = sums.get(answer, (0.0, 0))
             sums[answer] = (total + max(0.0, weight), count + 1)
     return max(sums, key=lambda answer: sums[answer], default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class InitialAnswers:
-    """Dev answers of several experts at the start of a run.
-
-    Attributes:
-        items: Items of dev, all or those that the search used.
-        scores: One list per expert, in the order of the items.
-    """
-
-    items: list[Item]
-    scores: list[list[Score]]
-
-
-def load_initial_answers(folder: str, names: Sequence[str], task: Task) -> InitialAnswers:
-    """Return the answers of the named experts at the start of a run, by the task's metric.
-
-    Raises:
-        UserError: The run has other experts or other items, or its answers are not graded by the
-            task's metric.
-    """
-    run = RunFolder(folder)
-    if missing := [name for name in names if name not in run.experts]:
-        have = ", ".join(run.experts)
-        raise UserError(f"candidate.run={folder}: it has no expert {missing[0]}; it has: {have}")
-    known = {item["id"]: item for item in task.metric_task.items("dev")}
-    rows = [run.load_answers((0, run.experts.index(name))) for name in names]
-    if unknown := [row["id"] for row in rows[0] if row["id"] not in known]:
-        raise UserError(f"""candidate.run={folder}: its dev item {unknown[0]!r} is not an item of
-            the task""")
-    scores = [records_to_scores(mine) for mine in rows]
-    if not run.verdict or run.verdict.signal is not None:  # it may have maximized another signal
-        searched = instantiate(run.config["task"], _convert_="all")
-        scores = [[_rescore_answer(run, searched, score) for score in mine] for mine in scores]
-    return InitialAnswers([known[row["id"]] for row in rows[0]], scores)
-
-
-def _rescore_answer(run: RunFolder, task: Task, score: Score) -> Score:
-    """Return one score by the metric of its part, in a mixture."""
-    for part in score.part.split("/") if score.part else ():
-        task = task.tasks[part]
-    if task.metric_task is task:
-        return score
-    if "correct" not in score.measures:
-        raise UserError(f"""candidate.run={run.path}: it was searched by log probability, so its dev
-            answers are not graded; use candidate.run=null to evaluate dev now""")
-    return Score(score.measures["correct"], score.answer, score.text, score.part)

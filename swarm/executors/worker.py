@@ -107,10 +107,9 @@ class Executor:
 EMBED_SPLITS = {"embed": "dev", "embed_test": "test"}
 """Splits of a job for hidden states of items' prompts instead of scores, and their data split."""
 
-ENTROPY, LOSS, DESCENT, SAMPLE = "entropy", "loss", "descent", "sample"
-"""Splits of a job on dev items with another result than scores of greedy answers: the entropy of
-answers with its derivative, the loss of gold answers, gradient steps, and scored texts drawn at
-temperature 1."""
+LOSS, DESCENT, SAMPLE = "loss", "descent", "sample"
+"""Splits of a job on dev items with another result than scores of greedy answers: the loss of gold
+answers, gradient steps, and scored texts drawn at temperature 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +120,7 @@ class Job:
         number: Its index in the list of jobs of one `map`.
         positions: P vectors of K mixing coefficients.
         split: "dev", scored by the task's signal; "test", and "judged", the items of dev, scored by
-            the task's metric (see `resolve_split`); ENTROPY, LOSS, DESCENT, SAMPLE, at a single
+            the task's metric (see `resolve_split`); LOSS, DESCENT, SAMPLE, at a single
             position; those of EMBED_SPLITS, without any.
         items: Indices in the split; a text is drawn for each occurrence in SAMPLE.
         names: Names of the positions in errors; optional.
@@ -203,7 +202,7 @@ class JobResult:
         scores: One list of scores per position, in the order of its items.
         prompts: Requests answered.
         tokens: Tokens read and generated.
-        gradient: Of ENTROPY, which has no scores.
+        gradient: Of LOSS, which has no scores.
         descended: Of DESCENT, which has none either.
         states: Of EMBED_SPLITS; see `swarm.engine.base.Engine.embed_prompts`.
         names: Of the positions; see `Job`.
@@ -228,7 +227,7 @@ def resolve_split(task: Task, split: str) -> tuple[Task, Sequence[Item]]:
 
 def data_split(split: str) -> str:
     """Return the data split ("dev", "test") of a job's split."""
-    if split in ("judged", ENTROPY, LOSS, DESCENT, SAMPLE):
+    if split in ("judged", LOSS, DESCENT, SAMPLE):
         return "dev"
     return EMBED_SPLITS.get(split, split)
 
@@ -309,11 +308,9 @@ class Worker:
                 ended = learner.descend()
                 cost = learner.losses + learner.gradients
                 return JobResult(job.number, [], cost, 0, descended=ended)
-            if job.split in (ENTROPY, LOSS):
-                unlabelled = job.split == ENTROPY
-                golds = task.gold_examples(items)
-                examples = [replace(example, unlabelled=unlabelled) for example in golds]
-                found = self.engine.compute_gradient(positions, examples, slope=unlabelled)
+            if job.split == LOSS:
+                examples = task.gold_examples(items)
+                found = self.engine.compute_gradient(positions, examples, slope=False)
                 return JobResult(job.number, [], len(items), 0, found)
             files = zip(job.positions, job.learned, strict=bool(job.learned))
             self.engine.learned = dict(files)
@@ -325,7 +322,7 @@ class Worker:
             names = dict(enumerate(job.names))
             raise UserError(f"{names.get(error.position) or 'a position'}: {error}") from None
         except Exception as error:
-            scored = job.split not in (ENTROPY, LOSS, DESCENT, *EMBED_SPLITS)
+            scored = job.split not in (LOSS, DESCENT, *EMBED_SPLITS)
             if not isinstance(error, UserError) and scored:
                 where = meter.position
                 own = [every[i] for i in job.items_by_position()[where]]

@@ -1,6 +1,5 @@
-"""Fetch LoRA experts from the hub, or train small ones: python -m swarm.experts."""
+"""Train small LoRA experts: python -m swarm.experts train."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,31 +16,7 @@ from swarm.experts.train import Recipe
 
 @click.group(context_settings=CONTEXT)
 def experts() -> None:
-    """Fetch LoRA experts from the hub, or train small ones."""
-
-
-@experts.command()
-@click.argument("adapters", nargs=-1, metavar="[OWNER/NAME]...")
-@click.option(
-    "--to",
-    type=Path,
-    default=in_checkout("initial_experts/gemma_7b"),
-    show_default=True,
-    help="Parent folder of the downloaded experts.",
-)
-def fetch(adapters: Sequence[str], to: Path) -> None:
-    """Download experts from the Hugging Face hub: by default the paper's ten for Gemma-7B.
-
-    \b
-    python -m swarm.experts fetch
-    python -m swarm.experts fetch owner/one owner/two --to my_pool
-    """
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    from swarm.experts import fetch as downloads
-
-    for adapter in adapters or downloads.PAPER:
-        downloaded = downloads.fetch(adapter, to)
-        click.echo(f"{adapter}: {'fetched' if downloaded else 'already there'}")
+    """Train small LoRA experts."""
 
 
 @experts.command()

@@ -5,7 +5,7 @@ import logging
 import shutil
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -34,12 +34,10 @@ from swarm.loop.context import check_context
 from swarm.loop.evaluator import (
     Batching,
     Evaluator,
-    records_to_scores,
     scores_to_records,
     split_dev_holdout,
 )
 from swarm.loop.identity import check_run_path, digest_items, identity_settings
-from swarm.loop.prompt_form import stored_form
 from swarm.optimizers.base import GRADIENT_COST
 from swarm.pool.adapter import (
     CONFIG_FILE,
@@ -48,9 +46,9 @@ from swarm.pool.adapter import (
     read_note,
     write_folder_atomic,
 )
-from swarm.pool.discovery import check_base_models, find_pool
+from swarm.pool.discovery import check_base_models
 from swarm.pool.pool import Pool
-from swarm.runs.folder import CHECKSUMS_FILE, Record, RunFolder
+from swarm.runs.folder import CHECKSUMS_FILE, Record
 from swarm.runs.verdict import (
     EXPERT,
     FOUND,
@@ -66,7 +64,6 @@ from swarm.runs.verdict import (
     read_verdict,
     result_table,
 )
-from swarm.stats.significance import PairedTest
 from swarm.tasks.base import Item, Score
 from swarm.tasks.metrics import measure, paired_gain
 from swarm.tasks.questions import QuestionTask
@@ -81,9 +78,6 @@ TRAINING = "training"
 """Folder of the checkpoints, until training has ended."""
 
 ANSWERS = "answers.json.gz"
-
-UNTESTED_REASON = "that run has no test"
-"""Reason why a search is not compared with, until it has been tested."""
 
 
 def scores_table(verdict: Verdict, before: str, after: str) -> list[str]:
@@ -121,14 +115,6 @@ def format_tuning(verdict: Verdict, facts: Mapping[str, Any]) -> list[str]:
         if one.gain:
             label = verdict.expert if one.name == EXPERT else f"the {one.label}"
             found.append(f"Gain on test over {label}: {format_gain(verdict, one)}.")
-    if searched := facts.get("searched"):
-        gain = describe_difference(PairedTest(**searched["gain"]), "test items", True)
-        found.append(
-            f"Compared to the best found of {searched['run']}, at the cost of "
-            f"{searched['prompts']} dev prompts, {searched['utility']:.3f} on test: {gain}"
-        )
-    if reason := facts.get("not_compared"):
-        found.append(f"Not compared with the best found: {reason}.")
     return found
 
 
@@ -140,8 +126,8 @@ class FinetuneRun:
         name: Name of the folder below `folder`; a killed run is resumed.
         task: Task with gold answers: multiple choice or exact match.
         model, pool, engine, executor, job: As for a search.
-        expert: Name of an expert of the pool, or folder of an adapter, to start from.
-        run: A run folder, whose best expert is the start; without both, a fresh LoRA is.
+        expert: Name of an expert of the pool, or folder of an adapter, to start from; `None` is a
+            fresh LoRA.
         batch, every, patience: See `swarm.finetune.trainer.AdapterTrainer`.
         steps: Steps of the chosen rate, its trial included; `None` is what `budget` pays for, or
             100.
@@ -171,7 +157,6 @@ class FinetuneRun:
         executor: SkipValidation[Executor],
         job: Batching,
         expert: Text | None = None,
-        run: Text | None = None,
         steps: Positive | None = None,
         budget: Positive | None = None,
         batch: Positive = 8,
@@ -197,11 +182,9 @@ class FinetuneRun:
             )
         if not isinstance(pool, Pool):
             raise UserError("fine-tuning trains an adapter and needs pool=adapters")
-        if expert and run:
-            raise UserError(f"expert={expert} and run={run}: give only one to start from")
         self.task: Any = task
         self.model, self.pool, self.engine = model, pool, engine
-        self.executor, self.job, self.expert, self.run = executor, job, expert, run
+        self.executor, self.job, self.expert = executor, job, expert
         rates = rate if isinstance(rate, list) else [rate]
         if len(rates) > 1 and not holdout:
             raise UserError("holdout=0: held-out items choose among several rates; give one rate=")
@@ -228,7 +211,7 @@ class FinetuneRun:
         """
         tokenizer = self.model.load_tokenizer(self.model.resolve())
         if self.task.chat == "auto":  # a new LoRA learns either form
-            self.task.chat = bool(self.run and stored_form(find_path(self.run)))
+            self.task.chat = False
         check_context(self.task, tokenizer, self.model.context_length(), self.splits)
         dev, tuned = self.task.items("dev"), self.folder / "tuned"
         test_digest = {"test_items": digest_items(self.task, "test") if self.test else None}
@@ -244,12 +227,9 @@ class FinetuneRun:
                 label, source, [dev[i] for i in trained], [dev[i] for i in held_out]
             )
         verdict, facts = read_verdict(self.state), self.state.get("tuning") or {}
-        # A search that had no test may have been tested since.
-        skipped = self.run and facts.get("not_compared") == UNTESTED_REASON
-        tested_now = skipped and RunFolder(find_path(self.run or "")).test_items
-        if verdict is None or facts["test_digest"] != test_digest or tested_now:
-            verdict, facts = self._compare_start_end(label, held_out)
-            facts |= {"test_digest": test_digest, **read_note(tuned)["training"]}
+        if verdict is None or facts["test_digest"] != test_digest:
+            verdict = self._compare_start_end(label, held_out)
+            facts = {"test_digest": test_digest, **read_note(tuned)["training"]}
             self._save_state(verdict=verdict.to_dict(), tuning=facts)
         print("\n".join(format_tuning(verdict, facts)))
         print(f"tuned adapter: {tuned}")
@@ -435,16 +415,6 @@ class FinetuneRun:
         Raises:
             UserError: There is no such adapter.
         """
-        if self.run:
-            searched = RunFolder(find_path(self.run))
-            name = searched.experts[searched.best_expert()[1]]
-            folder = find_pool(searched.config["pool"].get("folder") or "") / name
-            if not (folder / CONFIG_FILE).is_file():
-                raise UserError(
-                    f"run={self.run}: its best expert {name} is not an adapter in "
-                    f"{folder.parent}; give the folder of an adapter as expert="
-                )
-            return name, folder
         if not self.expert:
             return FRESH_LABEL, None
         for folder in (self.pool.folder / self.expert, find_path(self.expert)):
@@ -480,21 +450,15 @@ class FinetuneRun:
 
         write_folder_atomic(self.folder / "start", write_files, {"copy_of": label}, "adapter")
 
-    def _compare_start_end(
-        self, label: str, held_out: Sequence[int]
-    ) -> tuple[Verdict, dict[str, Any]]:
+    def _compare_start_end(self, label: str, held_out: Sequence[int]) -> Verdict:
         """Score start and end, the positions [1, 0] and [0, 1] of a pool, on the same items.
 
         Args:
             label: Name of the start.
             held_out: Indices of dev items that were not trained on.
-
-        Returns:
-            The verdict, and the comparison with a search, if any.
         """
         pool = Pool(self.folder.resolve(), ["start", "tuned"])
         pool.open(self.model).check()
-        run = RunFolder(find_path(self.run)) if self.run else None
         prompts: list[int] = []
         try:
             self.executor.open(Worker(self.model, pool, self.task, self.engine))
@@ -511,8 +475,7 @@ class FinetuneRun:
         finally:
             self.executor.close()
         verdict = self._judge(label, scores, held_out)
-        searched = self._compare_with_search(run, scores["test"][1]) if run and self.test else {}
-        return replace(verdict, costs={"prompts_scored": sum(prompts)}), searched
+        return replace(verdict, costs={"prompts_scored": sum(prompts)})
 
     def _judge(
         self, label: str, scores: Mapping[str, Sequence[list[Score]]], held_out: Sequence[int]
@@ -538,25 +501,6 @@ class FinetuneRun:
             sorted(alternatives, key=lambda one: -one.test.utility if one.test else 0.0),
             held_out=kept,
         )
-
-    def _compare_with_search(self, run: RunFolder, tuned: Sequence[Score]) -> dict[str, Any]:
-        """Compare with the search's best, or return why the two are not comparable."""
-        rows = run.load_test_answers(run.find_best())
-        if rows is None:
-            return {"not_compared": UNTESTED_REASON}
-        if run.verdict is None or run.test_items != digest_items(self.task, "test"):
-            return {"not_compared": "that run was tested on different items"}
-        task, before = self.task.metric_task, records_to_scores(rows)
-        same = run.identity.get("task items") == digest_items(self.task, "dev")
-        return {
-            "searched": {
-                "run": run.path.name,
-                "prompts": run.verdict.cost,
-                "same_items": same,
-                "utility": task.utility(before),
-                "gain": asdict(paired_gain(task, tuned, before)),
-            }
-        }
 
 
 def read_state(path: Path) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from swarm.optimizers.base import (
     GRADIENT_COST,
     DescentPlan,
     DescentRequest,
-    EntropyRequest,
     LossRequest,
 )
 from swarm.pool.pool import ExpertPool
@@ -186,12 +185,6 @@ class Descents:
         Returns:
             An answer each; nothing if the budget does not allow it.
         """
-        if isinstance(wanted[0], EntropyRequest):
-            examples = sum(len(one.items) for one in wanted)
-            if GRADIENT_COST * examples > left:
-                return []
-            self.counts["gradients"] += examples
-            return list(self.evaluator.compute_entropies(wanted, self.searched))
         if isinstance(wanted[0], LossRequest):
             return self._measure(wanted) if sum(len(one.items) for one in wanted) <= left else []
         return self._descend(number, wanted, left)

@@ -15,7 +15,6 @@ from swarm.errors import UserError
 from swarm.executors import Executor, Job, JobResult
 from swarm.executors.worker import (
     EMBED_SPLITS,
-    ENTROPY,
     SAMPLE,
     Descended,
     DescentJob,
@@ -28,7 +27,6 @@ from swarm.tasks.base import Item, Score, Task
 
 if TYPE_CHECKING:
     from swarm.engine.base import Gradient
-    from swarm.optimizers.base import EntropyRequest
 
 PositionTuple = tuple[float, ...]
 """A position, as a hashable tuple of coefficients."""
@@ -218,82 +216,37 @@ class Evaluator:
         """
         name = next(one for one, data in EMBED_SPLITS.items() if data == split)
         jobs = self._cut.split_jobs([()], name, items)
-        found: dict[int, Mapping[int, np.ndarray]] = {}
-        for result in self._run_jobs(jobs):
-            assert result.states is not None
-            found[result.number] = result.states
-            self.on_job(result)
-        parts = [found[number] for number in range(len(jobs))]
+        parts = [result.states or {} for result in self._collect(jobs)]
         return {layer: np.concatenate([one[layer] for one in parts]) for layer in parts[0]}
 
     def _run_jobs(self, jobs: Sequence[Job]) -> Iterator[JobResult]:
         named = [replace(job, experts=self.experts) for job in jobs]
         return self._executor.map(named) if jobs else iter(())
 
-    def _split_jobs(
-        self, positions: Sequence[PositionTuple], split: str, items: Sequence[int]
-    ) -> list[Job]:
-        return self._cut.split_jobs(positions, split, items, self.names, self.learned)
+    def _collect(self, jobs: Sequence[Job]) -> list[JobResult]:
+        """Run the jobs, and return their results in the jobs' order."""
+        found = {}
+        for result in self._run_jobs(jobs):
+            found[result.number] = result
+            self.on_job(result)
+        return [found[job.number] for job in jobs]
 
     def sample_texts(
         self, position: Sequence[float], items: Sequence[int], seed: int
     ) -> list[Score]:
         """Return the score of a text drawn at temperature 1 for each of the dev indices."""
-        jobs = [
-            replace(job, split=SAMPLE, seed=seed + job.number)
-            for job in self._split_jobs([tuple(position)], "dev", items)
-        ]
-        found = {}
-        for result in self._run_jobs(jobs):
-            found[result.number] = result.scores[0]
-            self.on_job(result)
-        return [self._task.apply_scale(one) for number in sorted(found) for one in found[number]]
-
-    def compute_entropies(
-        self, wanted: Sequence["EntropyRequest"], indices: Sequence[int]
-    ) -> list["Gradient"]:
-        """Compute the mean entropy of each request over its dev items, and its gradient.
-
-        Args:
-            indices: Dev indices of the items that the requests number from 0.
-
-        Raises:
-            UserError: An entropy is not finite.
-        """
-        jobs = [
-            Job(
-                number,
-                (tuple(map(float, one.position)),),
-                ENTROPY,
-                tuple(indices[i] for i in one.items),
-                ("the position in its descent",),
-            )
-            for number, one in enumerate(wanted)
-        ]
-        found = {}
-        for result in self._run_jobs(jobs):
-            assert result.gradient is not None
-            found[result.number] = result.gradient
-            self.on_job(result)
-        return [found[i].mean_over(len(one.items)) for i, one in enumerate(wanted)]
+        cut = self._cut.split_jobs([tuple(position)], "dev", items, self.names, self.learned)
+        jobs = [replace(job, split=SAMPLE, seed=seed + job.number) for job in cut]
+        scale = self._task.apply_scale
+        return [scale(score) for result in self._collect(jobs) for score in result.scores[0]]
 
     def measure_losses(self, jobs: Sequence[DescentJob]) -> list["Gradient"]:
         """Return the mean loss of each job's items."""
-        found = {}
-        for result in self._run_jobs(jobs):
-            assert result.gradient is not None
-            found[result.number] = result.gradient
-            self.on_job(result)
-        return [found[job.number] for job in jobs]
+        return [result.gradient for result in self._collect(jobs) if result.gradient]
 
     def descend(self, jobs: Sequence[DescentJob]) -> list[Descended]:
         """Run descents, one worker each."""
-        found = {}
-        for result in self._run_jobs(jobs):
-            assert result.descended is not None
-            found[result.number] = result.descended
-            self.on_job(result)
-        return [found[job.number] for job in jobs]
+        return [result.descended for result in self._collect(jobs) if result.descended]
 
 
 def split_dev_holdout(

@@ -1,30 +1,22 @@
-"""Racing: a particle is stopped early once it cannot, or is unlikely to, beat its personal best.
+"""Racing: a particle is stopped early once it cannot beat its personal best.
 
 The idea is that of irace and F-race (Birattari et al., GECCO 2002): compare on the same items in
 blocks and drop candidates that fall behind. Here each particle races only against its own personal
 best.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
-from pydantic import Field
 
 from swarm._util.settings import Positive, checked
 from swarm.errors import UserError
 from swarm.optimizers.base import Optimizer
-from swarm.optimizers.random_streams import counter_rng
 from swarm.runs.folder import RunRecord
-from swarm.stats.significance import is_significantly_worse
 from swarm.tasks.base import Score, Task
-
-ITEM_ORDER_STREAM = 1_000_000
-"""Purpose id of the random stream of item orders; far from the ids of optimizers (same seed)."""
-
 
 DevScoreFn = Callable[[Sequence[Sequence[float]], Sequence[int]], list[list[Score]]]
 """Scores positions together on the dev items at the given indices, in their order."""
@@ -66,25 +58,14 @@ class Racing:
     - "exact": when its remaining items, all at their highest value, cannot lift it strictly above
       its personal best. No improvement is ever lost. Items are ordered hardest first: by their mean
       value over the swarm's personal bests, ties in file order.
-    - "z": when a one-sided paired z-test on the items scored so far finds that on all dev items it
-      would be worse than its personal best. Items are shuffled anew in each iteration. The normal
-      approximation is rough below about 25 items; an improvement can be lost.
 
     Args:
         rule: One of the above.
-        level: With "z", upper bound of the probability that a particle just as good as its personal
-            best is stopped in an iteration, over all looks (Bonferroni correction: divided by their
-            number). Above 0, below .5.
         chunk: Items between two looks; particles still in the race are scored together.
     """
 
-    def __init__(
-        self,
-        rule: Literal["off", "exact", "z"] = "off",
-        level: Annotated[float, Field(gt=0, lt=0.5)] = 0.05,
-        chunk: Positive = 25,
-    ) -> None:
-        self.rule, self.level, self.chunk = rule, level, chunk
+    def __init__(self, rule: Literal["off", "exact"] = "off", chunk: Positive = 25) -> None:
+        self.rule, self.chunk = rule, chunk
         self._highest = 1.0
         self._values: dict[tuple[int, int], tuple[float, ...]] = {}
 
@@ -93,7 +74,7 @@ class Racing:
 
         Raises:
             UserError: The optimizer has no personal bests; the utility is not the mean of the
-                items' values; with "exact", these have no highest value.
+                items' values, or these have no highest value.
         """
         if self.rule == "off":
             return
@@ -102,13 +83,12 @@ class Racing:
                 f"racing={self.rule}: {type(optimizer).__name__} needs all utilities and has "
                 "no personal bests to race against; use racing=off or optimizer=pso"
             )
-        highest = task.highest
-        if task.tasks or (self.rule == "exact" and highest is None):
+        if task.tasks or task.highest is None:
             raise UserError(
                 f"racing={self.rule}: the utility of task {task.name} is not the mean of item "
-                f"values{' with a known maximum' * (self.rule == 'exact')}; use racing=off"
+                "values with a known maximum; use racing=off"
             )
-        self._highest = highest if highest is not None else math.inf
+        self._highest = task.highest
 
     def find_incumbents(self, record: RunRecord) -> list[Incumbent | None]:
         """Return each particle's incumbent (None if it has none); empty if racing is off."""
@@ -138,8 +118,6 @@ class Racing:
         positions: Mapping[int, Sequence[float] | np.ndarray],
         marks: Sequence[Incumbent | None],
         items: int,
-        seed: int,
-        iteration: int,
     ) -> RaceResult:
         """Score particles on dev, chunk by chunk, until each is finished or stopped.
 
@@ -153,11 +131,12 @@ class Racing:
             keys[i], found[i] = tuple(map(float, row)), {}
         live, evaluated, order, chunk = list(positions), 0, list(range(items)), items
         racing = list(filter(None, marks))
-        if racing:
-            order, chunk = self.item_order(racing, items, seed, iteration), self.chunk
+        if racing:  # the hardest items first
+            known = np.array([mark.values for mark in racing])
+            order, chunk = np.argsort(known.mean(axis=0), kind="stable").tolist(), self.chunk
         for start in range(0, items, chunk):
             if racing:
-                live = [i for i in live if not self._should_stop(found[i], marks[i], items)]
+                live = [i for i in live if not self._cannot_win(found[i], marks[i], items)]
             indices, asked = order[start : start + chunk], list(map(keys.__getitem__, live))
             evaluated += len(set(asked)) * len(indices)
             for i, scores in zip(live, ask(asked, indices) if live else (), strict=True):
@@ -170,24 +149,9 @@ class Racing:
         saved = len(set(keys.values())) * items - evaluated
         return RaceResult(found, tuple(stopped), evaluated, saved)
 
-    def item_order(
-        self, marks: Sequence[Incumbent], items: int, seed: int, iteration: int
-    ) -> list[int]:
-        """Return the order in which every particle of an iteration is scored on the items."""
-        if self.rule == "z":
-            return counter_rng(seed, iteration, 0, ITEM_ORDER_STREAM).permutation(items).tolist()
-        known = np.array([mark.values for mark in marks])
-        return np.argsort(known.mean(axis=0), kind="stable").tolist()
-
-    def _should_stop(self, scores: Mapping[int, Score], mark: Incumbent | None, items: int) -> bool:
-        if mark is None:
-            return False
-        if self.rule == "exact":
-            values = [score.value for score in scores.values()]
-            return cannot_beat(values, items, self._highest, mark.utility)
-        looks = max(1, (items - 1) // self.chunk)
-        gains = [s.value - mark.values[index] for index, s in scores.items()]
-        return is_significantly_worse(gains, items, self.level / looks)
+    def _cannot_win(self, scores: Mapping[int, Score], mark: Incumbent | None, items: int) -> bool:
+        values = [score.value for score in scores.values()]
+        return mark is not None and cannot_beat(values, items, self._highest, mark.utility)
 
 
 def cannot_beat(values: Sequence[float], items: int, highest: float, best: float) -> bool:

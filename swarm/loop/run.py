@@ -354,8 +354,6 @@ class Run:
             new,
             self.racing.find_incumbents(self.record),
             items,
-            self.settings.seed,
-            number,
         )
         raced.scores.update(known)
         if number == 0:

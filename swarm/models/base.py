@@ -182,9 +182,6 @@ class Example:
         limit: Number of tokens from which a choice was cut, so that `final` does not apply.
         bounded: Use 1 - exp(-loss) instead, from 0 to 1: what the probability of the answer, per
             token, falls short of 1. A few confident errors do not decide its mean.
-        unlabelled: Use the entropy of the answer distribution as the loss instead, in nats: of the
-            choices' shares, or with one choice of the token that follows the prompt. `gold` and a
-            single choice are then ignored.
     """
 
     prompt: "str | tuple[Message, ...]"
@@ -193,7 +190,6 @@ class Example:
     weight: float = 1.0
     unit: float | None = None
     final: bool = False
-    unlabelled: bool = False
     units: tuple[float, ...] = ()
     values: tuple[float, ...] = ()
     relative: bool = False

@@ -33,19 +33,6 @@ GRADIENT_COST = 3
 
 
 @dataclass(frozen=True, slots=True)
-class EntropyRequest:
-    """A request for the mean entropy of answers at a position, and its gradient.
-
-    Attributes:
-        position: [G * K].
-        items: Indices of dev items, from 0; repeated items count repeatedly.
-    """
-
-    position: np.ndarray
-    items: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class LossRequest:
     """A request for the mean loss at a position [R * G * K] on some dev items, by their numbers."""
 
@@ -89,9 +76,7 @@ class LossGradient(Protocol):
     def slope(self) -> np.ndarray: ...
 
 
-Descending = Generator[
-    list[EntropyRequest] | list[LossRequest] | list[DescentRequest], list[Any], None
-]
+Descending = Generator[list[LossRequest] | list[DescentRequest], list[Any], None]
 """Yields requests, receives a `LossGradient` or `Reached` each; may be closed by the budget."""
 
 
@@ -416,25 +401,6 @@ class Optimizer:
         return random_streams.counter_rng(self.seed, self.iteration, particle, purpose)
 
 
-class HistoryOptimizer(Optimizer):
-    """Stores all measured positions, `rows` [M, G x K], and their `utilities` [M]."""
-
-    STATE = (*Optimizer.STATE, "rows", "utilities")
-
-    def start(self, experts: int, seed: int, groups: int = 1) -> None:
-        self.rows, self.utilities = np.empty((0, groups * experts)), np.empty(0)
-        super().start(experts, seed, groups)
-
-    def _update_state(self, utilities: np.ndarray) -> None:
-        measured = np.isfinite(utilities)
-        self.rows = np.vstack([self.rows, self.positions[measured]])
-        self.utilities = np.append(self.utilities, utilities[measured])
-
-    def _restore_state(self) -> None:
-        # An empty list loses the row length in JSON.
-        self.rows = self.rows.reshape(-1, self.positions.shape[1])
-
-
 def freeze_array(array: np.ndarray) -> np.ndarray:
     """Return the array itself, made read-only."""
     array.flags.writeable = False
@@ -459,27 +425,6 @@ def load_state(owner: object, state: dict[str, Any]) -> None:
             array = np.array(value)
             value = array.astype(float) if array.dtype == object else array  # of numbers and None
         setattr(owner, name, value)
-
-
-BETA_1, EPSILON = 0.9, 1e-8
-"""Adam's constants (Kingma and Ba, 2015, arXiv 1412.6980), besides beta 2."""
-
-
-def adam_direction(
-    gradient: np.ndarray, moments: np.ndarray, step: int, beta_2: float = 0.99
-) -> np.ndarray:
-    """Update Adam's moments in place, and return the direction of a step, [D].
-
-    Args:
-        gradient: [D].
-        moments: [2, D], the means of the gradient and of its square.
-        step: Number of the step, from 1.
-        beta_2: Below the usual .999, as a search has only tens of steps.
-    """
-    moments[0] += (1 - BETA_1) * (gradient - moments[0])
-    moments[1] += (1 - beta_2) * (gradient**2 - moments[1])
-    mean, square = moments[0] / (1 - BETA_1**step), moments[1] / (1 - beta_2**step)
-    return np.asarray(mean / (np.sqrt(square) + EPSILON))
 
 
 def rank_weights(utilities: np.ndarray) -> np.ndarray:

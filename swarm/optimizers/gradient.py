@@ -14,7 +14,6 @@ from swarm.optimizers.base import (
     BelowOne,
     LossGradient,
     Rows,
-    adam_direction,
     load_state,
     save_state,
 )
@@ -264,3 +263,22 @@ class Descent:
         folds = min(items, max(2, round(1 / self.holdout)))
         mine = np.arange(items) % folds == particle % folds
         return order[~mine], tuple(np.sort(order[mine]).tolist())
+
+
+BETA_1, BETA_2, EPSILON = 0.9, 0.99, 1e-8
+"""Adam's constants (Kingma and Ba, 2015, arXiv 1412.6980); beta 2 is below the usual .999, as a
+search has only tens of steps."""
+
+
+def adam_direction(gradient: np.ndarray, moments: np.ndarray, step: int) -> np.ndarray:
+    """Update Adam's moments in place, and return the direction of a step, [D].
+
+    Args:
+        gradient: [D].
+        moments: [2, D], the means of the gradient and of its square.
+        step: Number of the step, from 1.
+    """
+    moments[0] += (1 - BETA_1) * (gradient - moments[0])
+    moments[1] += (1 - BETA_2) * (gradient**2 - moments[1])
+    mean, square = moments[0] / (1 - BETA_1**step), moments[1] / (1 - BETA_2**step)
+    return np.asarray(mean / (np.sqrt(square) + EPSILON))

@@ -13,7 +13,7 @@ from pydantic import Field
 from swarm._util.settings import Positive, PositiveNumber, checked
 from swarm.errors import UserError
 from swarm.optimizers import random_streams
-from swarm.optimizers.base import CoefficientBounds, HistoryOptimizer, Optimizer, Particles
+from swarm.optimizers.base import CoefficientBounds, Optimizer, Particles
 
 SCALES = (1.0, 1.5, 0.5, 2.0)
 """Factors of a recipe, the most promising first, so that a list may be cut at its end."""
@@ -138,7 +138,7 @@ def _scale_merges(
 
 
 @dataclass(kw_only=True, eq=False)
-class WarmStartOptimizer(HistoryOptimizer):
+class WarmStartOptimizer(Optimizer):
     """Evaluates the experts and, if there are scales, static recipes before its own proposals.
 
     The first ask has the K experts and the static recipes that fit into N rows, later asks the rest
@@ -147,14 +147,15 @@ class WarmStartOptimizer(HistoryOptimizer):
     subclass continues with `_propose_after_start`. Remaining rows of the first ask are random
     mixtures, scaled too. Without scales the first ask is `_initial_positions` of the subclass.
 
-    `start_count` is the number of measured positions, the first of `rows`, of the start.
+    All measured positions are stored, `rows` [M, G x K], with their `utilities` [M]; the first
+    `start_count` are those of the start.
 
     Args:
         sum_to_one: Positions sum to 1 in each group; false frees the sums.
         start_scales: Factors of the recipes; None is 1 and 1.5 with free sums, else none.
     """
 
-    STATE = (*HistoryOptimizer.STATE, "start_count", "expert_utilities")
+    STATE = (*Optimizer.STATE, "rows", "utilities", "start_count", "expert_utilities")
 
     sum_to_one: bool = True
     start_scales: Scales | None = None
@@ -173,6 +174,7 @@ class WarmStartOptimizer(HistoryOptimizer):
 
     def start(self, experts: int, seed: int, groups: int = 1) -> None:
         self.expert_utilities, self.start_count = np.full(experts, np.nan), 0
+        self.rows, self.utilities = np.empty((0, groups * experts)), np.empty(0)
         super().start(experts, seed, groups)
 
     def _dimensions(self, experts: int) -> int:
@@ -197,9 +199,15 @@ class WarmStartOptimizer(HistoryOptimizer):
     def _update_state(self, utilities: np.ndarray) -> None:
         if self.iteration == 0:
             self.expert_utilities = utilities[: self.experts].copy()
-        super()._update_state(utilities)
+        measured = np.isfinite(utilities)
+        self.rows = np.vstack([self.rows, self.positions[measured]])
+        self.utilities = np.append(self.utilities, utilities[measured])
         if self.is_starting:
             self.start_count = len(self.rows)
+
+    def _restore_state(self) -> None:
+        # An empty list loses the row length in JSON.
+        self.rows = self.rows.reshape(-1, self.positions.shape[1])
 
     @property
     def is_starting(self) -> bool:
@@ -257,7 +265,7 @@ class StaticMerges(Optimizer):
     Args:
         particles: N; None is the experts and all recipes known before anything is scored.
         lambdas: Factors of task arithmetic.
-        among: Number of first rows of the pool to merge, as base, noise, elites and synthetic rows
+        among: Number of first rows of the pool to merge, as base and synthetic rows
             come after the experts; None is all.
     """
 

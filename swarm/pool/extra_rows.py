@@ -1,69 +1,16 @@
-"""Rows of a pool's basis other than experts: base, elites, sparse ones, recipes; random twins."""
+"""Rows of a pool's basis other than experts: the base and recipes; random twins."""
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from swarm._util.files import parse_json
-from swarm.errors import UserError
 from swarm.merging.lora_math import update_norm
-from swarm.pool.adapter import (
-    NOTE_FILE,
-    ROUTER_FILE,
-    Adapter,
-    FactorShape,
-    PoolRow,
-    read_adapter,
-)
-from swarm.runs.folder import verify_run_file
+from swarm.pool.adapter import FactorShape, PoolRow
 
 if TYPE_CHECKING:
     from swarm.merging.lora_math import FactorPair
-
-
-def load_elites(run: Path, count: int, experts: Sequence[str]) -> list[Adapter]:
-    """Return the personal bests of a run, best first, named elite_0 and so on, at most `count`.
-
-    Of equal positions the first particle's counts; a position that is one of `experts` alone is
-    skipped, and so are positions of several routes, which are no single adapter.
-
-    Raises:
-        UserError: The folder is not a run's, or has no elite.
-    """
-    found = []
-    for path in run.glob(f"particle_*/personal_best/{NOTE_FILE}"):
-        try:
-            note = parse_json(path.read_text(encoding="utf-8"))
-            particle = int(re.sub(r"\D", "", path.parent.parent.name) or 0)
-            position = [float(value) for value in note["coefficients"]]
-            names = [str(name) for name in note["experts"]]
-            groups = len(position) // len(names)
-            rank = (-float(note["validation_utility"]), particle)
-        except (OSError, ValueError, TypeError, KeyError, ZeroDivisionError) as error:
-            raise UserError(
-                f"pool.elites: {path} does not describe the result of a search ({error})"
-            ) from None
-        used = {names[i % len(names)] for i, value in enumerate(position) if value}
-        ones = [value for value in position if value] == [1.0] * groups
-        is_expert = ones and len(used) == 1 and used <= set(experts)
-        if not is_expert and not (path.parent / ROUTER_FILE).is_file():
-            found.append((rank, path.parent, position))
-    chosen: dict[str, Path] = {}
-    for _, folder, position in sorted(found):
-        chosen.setdefault(json.dumps(position), folder)
-    if not chosen:
-        raise UserError(
-            f"pool.elites: {run} is not a run with personal bests (particle_*/personal_best), or "
-            "all of them are experts of this pool or have several routes; give another search/NAME"
-        )
-    folders = list(chosen.values())[:count]
-    for folder in folders:
-        verify_run_file(folder)
-    return [replace(read_adapter(one), name=f"elite_{i}") for i, one in enumerate(folders)]
 
 
 @dataclass(frozen=True)
@@ -114,18 +61,13 @@ class MergedRow(PoolRow):
     """A static merge of experts (`swarm.merging`), computed once per module and cached.
 
     Args:
-        method: "dare_linear" and so on; of a single expert it is a sparsified one.
-        density: Share of entries that are kept.
-        seed: What the random numbers depend on, besides the module.
         shapes: Of the modules, at the rank to which the merge is truncated.
     """
 
     name: str
     experts: Sequence[PoolRow]
     shapes: Mapping[str, FactorShape]
-    method: str
     density: float
-    seed: Sequence[str]
     space: str
     _made: "dict[str, FactorPair]" = field(default_factory=dict, repr=False)
 
@@ -141,8 +83,8 @@ class MergedRow(PoolRow):
                 _single_precision(one, module) if module in one.shapes else nothing
                 for one in self.experts
             ]
-            seed = _hash_seed(*self.seed, module)
-            a, b = merge_factors(self.method, pairs, self.density, seed, self.space, rank)
+            seed = _hash_seed("recipes", module)
+            a, b = merge_factors(self.name, pairs, self.density, seed, self.space, rank)
             self._made[module] = a.double(), b.double()
         return self._made[module]
 
@@ -157,37 +99,16 @@ class ExtraRows:
     base_row: bool
     recipes: Sequence[str]
     density: float
-    sparse_rows: float | None
 
     def make_rows(self, experts: Sequence[PoolRow], space: str) -> list[PoolRow]:
-        """Return the sparsified experts and recipes.
-
-        Their rank suffices for a sum of all experts.
-        """
+        """Return the base and recipes, of a rank that suffices for a sum of all experts."""
         ranks = [max(rank for _, _, rank in one.shapes.values()) for one in experts]
         rank = sum(ranks) if space == "delta" else max(ranks)
-        rows: list[PoolRow] = []
-        if self.sparse_rows is not None:
-            rows += [sparse_row(one, self.sparse_rows, space, rank) for one in experts]
+        rows: list[PoolRow] = [BaseRow()] if self.base_row else []
         shapes = {name: (*shape[:2], rank) for name, shape in _max_rank_shapes(experts).items()}
         for name in self.recipes:
-            rows.append(MergedRow(name, experts, shapes, name, self.density, ["recipes"], space))
+            rows.append(MergedRow(name, experts, shapes, self.density, space))
         return rows
-
-
-def sparse_row(expert: PoolRow, drop: float, space: str, rank: int) -> MergedRow:
-    """Return a sparsified expert: a share of its entries is dropped, the rest rescaled.
-
-    As in DARE (Yu et al. 2023, arXiv 2311.03099) each entry is 0 with the probability `drop` and
-    divided by 1 - drop otherwise. In the delta space these are the entries of the update, which is
-    then truncated to `rank` by SVD; in the factor space those of A and of B.
-    """
-    shapes = {
-        module: (ins, outs, rank if space == "factor" else min(rank, ins, outs))
-        for module, (ins, outs, _) in expert.shapes.items()
-    }
-    name = f"sparse_{expert.name}"
-    return MergedRow(name, [expert], shapes, "dare_linear", 1 - drop, ["sparse", name], space)
 
 
 def _max_rank_shapes(experts: Sequence[PoolRow]) -> dict[str, FactorShape]:

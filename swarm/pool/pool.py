@@ -40,7 +40,7 @@ from swarm.pool.discovery import (
     find_pool,
     name_of,
 )
-from swarm.pool.extra_rows import BaseRow, ExtraRows, RandomTwin, load_elites
+from swarm.pool.extra_rows import ExtraRows, RandomTwin
 from swarm.pool.groups import ALL_MODULES, AUTO, GroupKind, divide_modules, route_group_names
 from swarm.pool.prompt_router import MAX_ROUTES, PromptRouter, read_router
 
@@ -58,9 +58,6 @@ Coefficients = Iterable[float] | Mapping[str, float]
 
 NEW_RANK = 16
 """Rank of `new_adapter=auto`."""
-
-ELITES_FOLDER = ".elites"
-"""Folder of the elites in `Pool.with_folder`; hidden, so that it is not taken for an expert."""
 
 
 Recipe = Literal["slerp", "model_stock", "ties", "dare_linear", "dare_ties"]
@@ -165,8 +162,8 @@ class ExpertPool:
 class Pool(ExpertPool):
     """K rows: the experts of `folder`, then, if configured, rows made by the pool.
 
-    Experts are in the order of `experts` or of their names; base, elites, sparsified experts
-    and recipes follow. The arguments are the keys pool.*, explained in docs/pool.md.
+    Experts are in the order of `experts` or of their names; base and recipes follow. The
+    arguments are the keys pool.*, explained in docs/pool.md.
 
     Available after `open`: `names` (K), `groups` (G), `modules` (name of the module -> (in, out,
     rank) of a combination, sorted by name), `rank`, the highest of them, and `expert_count`, the
@@ -186,11 +183,8 @@ class Pool(ExpertPool):
         space: Literal["factor", "delta"] = "factor",
         groups: GroupKind = "global",
         base_row: bool = False,
-        elites: Text | None = None,
-        elite_count: Positive = 3,
         recipes: Sequence[Recipe] = (),
         density: Annotated[float, Field(gt=0, le=1)] = 0.5,
-        sparse_rows: Annotated[float, Field(gt=0, lt=1)] | None = None,
         base: Literal["check", "ignore"] = "check",
         routes: Routes = 1,
         control: Literal["random"] | None = None,
@@ -212,8 +206,7 @@ class Pool(ExpertPool):
         self.experts = None if experts is None else list(experts)
         self.space, self.division = space, groups
         self.new_adapter = self._given_adapter = new_adapter
-        self._base_check, self._elites, self._elite_count = base, elites, elite_count
-        self._extra = ExtraRows(base_row, list(recipes), density, sparse_rows)
+        self._base_check, self._extra = base, ExtraRows(base_row, list(recipes), density)
         self.control, self._control_seed, self.most = control, control_seed, most
         self._least = 2
         self.router = read_router(routes) if isinstance(routes, Mapping) else None
@@ -236,8 +229,6 @@ class Pool(ExpertPool):
             "space": self.space,
             "groups": self.division,
             **vars(self._extra),
-            "elites": self._elites,
-            "elite_count": self._elite_count,
             "control": self.control,
             "control_seed": self._control_seed,
             "most": self.most,
@@ -282,8 +273,8 @@ class Pool(ExpertPool):
         """Return a closed pool of some experts of the folder; one alone is the pool's only row."""
         settings = {**self.settings, "experts": list(experts)}
         if len(experts) == 1:
-            settings |= {"groups": "global", "base_row": False, "elites": None}
-            settings |= {"recipes": (), "sparse_rows": None, "routes": 1, "new_adapter": None}
+            settings |= {"groups": "global", "base_row": False, "recipes": ()}
+            settings |= {"routes": 1, "new_adapter": None}
         found = Pool(**settings)
         found._least = min(2, len(experts))
         return found
@@ -302,19 +293,13 @@ class Pool(ExpertPool):
         naming the folder, for an expert that cannot be combined with the others.
         """
         names = find_experts(self.folder, self.experts, self._least)
-        experts = [read_adapter(self.folder / name) for name in names]
-        elites: list[Adapter] = []
-        if self._elites:
-            elites = load_elites(find_path(self._elites), self._elite_count, names)
-        self._files, self.expert_count = [*experts, *elites], len(experts)
+        self._files = [read_adapter(self.folder / name) for name in names]
+        self.expert_count = len(self._files)
         shapes = check_compatible(self._files, base, self._base_check)
         rows: list[PoolRow] = list(self._files)
         if self.control:
             rows = [RandomTwin(one.name, one.shapes, one, self._control_seed) for one in rows]
-        own = rows[: len(experts)]
-        base_rows = [BaseRow()] if self._extra.base_row else []
-        made = self._extra.make_rows(own, self.space)
-        self._rows = [*own, *base_rows, *rows[len(own) :], *made]
+        self._rows = [*rows, *self._extra.make_rows(rows, self.space)]
         self.names = [row.name for row in self._rows]
         for name in names:
             if self.names.count(name) > 1:
@@ -530,15 +515,11 @@ class Pool(ExpertPool):
     def parts(self) -> dict[str, list[Path]]:
         """Return the files of the open pool, by sub-folder as in `with_folder`."""
         found = {}
-        for number, one in enumerate(self._files):
+        for one in self._files:
             files = [one.folder / name for name in ADAPTER_FILES]
-            label = one.name
-            if number >= self.expert_count:
-                label = "/".join((ELITES_FOLDER, *one.folder.parts[-2:]))
-            found[label] = [file for file in files if file.is_file()]
+            found[one.name] = [file for file in files if file.is_file()]
         return found
 
     def with_folder(self, folder: Path) -> "Pool":
         """Return the same pool, closed, with its parts below `folder`."""
-        elites = str(folder / ELITES_FOLDER) if self._elites else None
-        return Pool(**{**self.settings, "folder": str(folder), "elites": elites})
+        return Pool(**{**self.settings, "folder": str(folder)})

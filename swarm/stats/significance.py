@@ -7,7 +7,6 @@ intervals that invert a sign-flip test, and Holm's method.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist, fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -304,22 +303,3 @@ def interval_over_seeds(values: np.ndarray) -> tuple[float, float]:
         means.append(drawn[:, generator.integers(items, size=items)].mean())
     low, high = np.quantile(means, (0.025, 0.975))
     return float(low), float(high)
-
-
-def is_significantly_worse(gains: Sequence[float], items: int, level: float) -> bool:
-    """Return whether the mean gain over all items is below 0, by a one-sided paired z-test.
-
-    The scored items are a random sample of the finite set of dev items, so the standard error
-    shrinks to 0 as the last item is scored (finite population correction; Cochran, Sampling
-    Techniques, 1977, section 2.6).
-
-    Args:
-        gains: New value minus old value of each scored item; fewer than 2 return False.
-        items: Total number of items.
-        level: Significance level.
-    """
-    asked = len(gains)
-    if asked < 2:
-        return False
-    variance = float(np.var(gains, ddof=1)) / asked * (1 - asked / items)
-    return fmean(gains) < NormalDist().inv_cdf(level) * math.sqrt(variance)

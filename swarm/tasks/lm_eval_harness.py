@@ -157,14 +157,6 @@ def build_instances(task: Any, item: Item) -> list[Any]:
 
 
 GOLD_KINDS = ("multiple_choice", "loglikelihood", "generate_until")
-WORST_VALUES = {
-    "bits_per_byte": UNIFORM_BITS_PER_BYTE,
-    "pct_female_preferred": 1.0,
-    "pct_invalid": 1.0,
-    "pct_male_preferred": 1.0,
-    "pct_stereotype": 1.0,
-}
-"""Value of a document that cannot be scored, for metrics where lower is better."""
 
 CHOICE_LENGTHS = {"acc_norm": len, "acc_bytes": lambda choice: len(choice.encode("utf-8"))}
 """Length by which a metric divides a choice's log probability."""
@@ -205,25 +197,25 @@ def build_gold_example(task: Any, item: Item, metric: str) -> Example:
     return Example(request.prompt, request.choices, gold, units=units)
 
 
-def is_higher_better(task: Any, metric: str) -> bool:
-    """Return whether a higher value of a metric is better; lm-eval's default is that it is."""
-    return bool(task.higher_is_better().get(metric, True))
+def is_whole_text(task: Any) -> bool:
+    """Return whether complete texts are scored, by bits per byte: the lower, the better."""
+    return bool(task.OUTPUT_TYPE == "loglikelihood_rolling")
 
 
 def mean_metrics(task: Any) -> list[str]:
-    """Return the metrics that are means over documents; for complete texts, the bits per byte.
+    """Return the metrics that are means over documents and better the higher they are.
 
-    Those that are better the lower they are need an entry in `WORST_VALUES`.
+    For complete texts, the bits per byte.
     """
     from lm_eval.api.registry import get_aggregation
 
-    average = get_aggregation("mean")
-    if task.OUTPUT_TYPE == "loglikelihood_rolling":
+    average, higher = get_aggregation("mean"), task.higher_is_better()
+    if is_whole_text(task):
         return [metric for metric in task.aggregation() if metric == "bits_per_byte"]
     return [
         metric
         for metric, combine in task.aggregation().items()
-        if combine is average and (is_higher_better(task, metric) or metric in WORST_VALUES)
+        if combine is average and higher.get(metric, True)
     ]
 
 
@@ -237,7 +229,7 @@ def compute_metrics(task: Any, item: Item, responses: Sequence[Any]) -> dict[str
     except Exception as error:
         log.warning("%s: no metric of %s: %s", item["task"], item["id"], error)
         return {}
-    if task.OUTPUT_TYPE == "loglikelihood_rolling":
+    if is_whole_text(task):
         logprob, size = found["bits_per_byte"]
         return {"bits_per_byte": -logprob / (size * math.log(2))}
     numbers = {name: float(v) for name, v in found.items() if hasattr(v, "__float__")}
@@ -364,9 +356,7 @@ class LMEvalTask(SplitTask):
             in lm-eval.
         metric: The metric, for example "acc_norm"; if a task has several filters, the first one
             unless it is named: "exact_match,flexible-extract". `None` is the task's first metric
-            that is a mean over documents, and minus the bits per byte for complete texts. A metric
-            where lower is better is negated, and has to be one of `WORST_VALUES`: for others the
-            value of a document that cannot be scored is unknown.
+            that is a mean over documents, and minus the bits per byte for complete texts.
         dev_limit, test_limit: Maximum number of documents, from the first on; in a group, in
             proportion.
         seed: Seed of the division of an only split.
@@ -457,8 +447,6 @@ class LMEvalTask(SplitTask):
         for name, task in self.load_tasks().items():
             if task.OUTPUT_TYPE not in GOLD_KINDS:
                 return f"{name} is of the output type {task.OUTPUT_TYPE}"
-            if not is_higher_better(task, metric := self._select_metric(task)[0]):
-                return f"the metric {metric} of {name} is better the lower it is"
         for item in items:
             if find_gold(self.load_tasks()[item["task"]], item["doc"]) is None:
                 return f"the target of document {item['id']} is blank, or none of its choices"
@@ -468,9 +456,8 @@ class LMEvalTask(SplitTask):
         """Return the value, which a score's answer contains as text."""
         if answer is not None:
             return float(answer)
-        task = self.load_tasks()[item["task"]]
-        metric, _ = self._select_metric(task)
-        return 0.0 if is_higher_better(task, metric) else -WORST_VALUES[metric]
+        whole = is_whole_text(self.load_tasks()[item["task"]])
+        return -UNIFORM_BITS_PER_BYTE if whole else 0.0
 
     def score_responses(self, item: Item, instances: Sequence[Any]) -> Score:
         """Score a document's responses."""
@@ -482,7 +469,7 @@ class LMEvalTask(SplitTask):
         measures = compute_metrics(task, item, responses)
         if metric not in measures:
             return Score(self.grade(item, None), None, text, measures=measures)
-        value = measures[metric] if is_higher_better(task, metric) else -measures[metric]
+        value = -measures[metric] if is_whole_text(task) else measures[metric]
         texts = [one.strip() for one in responses if isinstance(one, str)]
         readable = not texts or any(one not in ("", INVALID_TEXT) for one in texts)
         return Score(value, repr(value) if readable else None, text, measures=measures)
@@ -504,7 +491,8 @@ class LMEvalTask(SplitTask):
             if getattr(task, "UNSAFE_CODE", False) or getattr(task, "MULTIMODAL", False):
                 raise UserError(f"""task.tasks={self.task}: tasks that run the model's code or show
                     images are not supported""")
-            if not is_higher_better(task, self._select_metric(task)[0]):
+            self._select_metric(task)  # says now what is wrong
+            if is_whole_text(task):
                 self.lowest = -math.inf
         return self._tasks
 
@@ -514,9 +502,9 @@ class LMEvalTask(SplitTask):
         filters = [one.name for one in task._filters]
         means = mean_metrics(task)
         if not means or (metric and metric not in means):
-            raise UserError(f"""task.metric={self.metric}: must be a mean over documents, with
-                higher values better or a known worst value; allowed for {task.task_name}:
-                {", ".join(means) or "none"} (of {", ".join(task.aggregation())})""")
+            raise UserError(f"""task.metric={self.metric}: must be a mean over documents, the
+                higher the better; allowed for {task.task_name}: {", ".join(means) or "none"}
+                (of {", ".join(task.aggregation())})""")
         if filtering and filtering not in filters:
             raise UserError(f"""task.metric={self.metric}: unknown filter; allowed:
                 {", ".join(filters)}""")

@@ -39,7 +39,7 @@ PROMPTS = (
     "Roads: a to b 2 km, b to c 3 km and c to d 5 km. How far is d from a? Answer:",
     (Message("system", "one word"), Message("user", "Roads: a to b 4 km. How far is b?")),
 )
-ROWS = {"base_row": True, "recipes": ["ties", "dare_linear"], "sparse_rows": 0.8}
+ROWS = {"base_row": True, "recipes": ["ties", "dare_linear"]}
 ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
     "factor": ("llama/same", {"space": "factor"}),
     "factor, attention_mlp": ("llama/same", {"space": "factor", "groups": "attention_mlp"}),

@@ -228,10 +228,10 @@ def test_values_reach_hydra_as_they_are(value: Any) -> None:
 
 
 def test_keys_have_several_forms() -> None:
-    assert to_overrides({"gpus": 0, "job": {"items": 9}, "racing": "z"}) == [
+    assert to_overrides({"gpus": 0, "job": {"items": 9}, "racing": "exact"}) == [
         "gpus=[0]",
         "job.items=9",
-        "racing=z",
+        "racing=exact",
     ]
     assert to_overrides(["gpus=0,1"]) == to_overrides("gpus=0,1") == ["gpus=[0,1]"]
     given, objects = split_keys_and_objects(

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import endpoints
 import numpy as np
 import pytest
-import searches
 import small_evaluations
 import task_items
 import tiny
@@ -19,7 +17,7 @@ from peft import PeftModel
 from run_folders import write_state
 from transformers import AutoTokenizer
 
-from swarm._util.files import conf_folder, write_gzip_json
+from swarm._util.files import conf_folder
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.engine.token_ensemble import ModelEnsemble, TokenEnsembleEngine
@@ -33,7 +31,7 @@ from swarm.evaluation.evaluation import SplitScores, prepare_candidate, score_ca
 from swarm.evaluation.logit_ensemble import PackLLM
 from swarm.evaluation.models import ModelCandidate
 from swarm.evaluation.positions import MixedPositionCandidate, SingleExpertsCandidate
-from swarm.evaluation.voting import VotingCandidate, load_initial_answers, weighted_vote
+from swarm.evaluation.voting import VotingCandidate, weighted_vote
 from swarm.models.base import Message, Request
 from swarm.pool.pool import Pool
 from swarm.runs.folder import RunFolder, read_state
@@ -41,7 +39,6 @@ from swarm.stats.significance import plurality_vote
 from swarm.tasks.base import Score
 from swarm.tasks.exact_match import ExactMatch
 from swarm.tasks.metrics import majority_vote
-from swarm.tasks.mixture import Mixture
 from swarm.tasks.multiple_choice import MultipleChoice
 
 OPTIONS = sorted({p.stem for p in (conf_folder() / "candidate").glob("*.yaml")} - {"moa"})
@@ -237,18 +234,11 @@ def test_the_rules_of_a_vote() -> None:
     assert weighted_vote(["a", "b", "b"], [0.0, 0.0, -0.9]) == "b"
 
 
-def test_votes_weigh_by_dev_utility_asked_or_recorded(
-    run: RunFolder, task: MultipleChoice, singles: Any
-) -> None:
-    asked = opened(VotingCandidate(singles, "weighted"), task)
-    recorded = opened(VotingCandidate(singles, "weighted", run=str(run.path)), task)
-    found = [score_candidate(one, task, "test") for one in (asked, recorded)]
-    utilities = run.utilities[0, :4].tolist()
-    assert asked.weights == recorded.weights == utilities
-    assert found[0].scores == found[1].scores
-    assert [one.usage.calls for one in found] == [4 * (16 + 12), 4 * 16]
-    # Dev was asked for once and for all.
-    assert score_candidate(asked, task, "test").usage.calls == 4 * 16
+def test_votes_weigh_by_dev_utility(run: RunFolder, task: MultipleChoice, singles: Any) -> None:
+    vote = opened(VotingCandidate(singles, "weighted"), task)
+    calls = [score_candidate(vote, task, "test").usage.calls for _ in range(2)]
+    assert vote.weights == run.utilities[0, :4].tolist()
+    assert calls == [4 * (16 + 12), 4 * 16], "dev is asked once and for all"
 
 
 def test_a_vote_of_several_candidates(talk: ExactMatch) -> None:
@@ -369,10 +359,7 @@ def test_mistakes_are_named(
         (lambda: SingleExpertsCandidate(*given, "zebra"), "zebra.*amber"),
         (lambda: MixedPositionCandidate(*given, {"zebra": 1.0}), "zebra.*amber"),
         (lambda: MixedPositionCandidate(*given, [1.0, 2.0]), "coefficients.*4"),
-        (lambda: MixedPositionCandidate(*given, {"amber": float("nan")}), "coefficients.*NaN"),
-        (lambda: MixedPositionCandidate(*given, None), "candidate.coefficients=null"),  # type: ignore[arg-type]
         (lambda: MixedPositionCandidate(*given, {}), "candidate.coefficients is empty"),
-        (lambda: CheckpointCandidate(base, None), "candidate.folder=null"),  # type: ignore[arg-type]
         (lambda: CheckpointCandidate(base, "nowhere"), "nowhere"),
         (lambda: CheckpointCandidate(base, str(tmp_path / "empty")), "empty"),
         (lambda: CheckpointCandidate(base, [amber, amber]), "more than once"),
@@ -380,9 +367,7 @@ def test_mistakes_are_named(
         (lambda: BestCandidate(str(tmp_path)), "contains no search"),
         (lambda: SavedEnsembleCandidate(str(tmp_path / "none.yaml")), "none.yaml"),
         (lambda: SavedEnsembleCandidate(str(tmp_path / "bad.yaml")), "bad.yaml.*members"),
-        (lambda: VotingCandidate(singles, "loudest"), "loudest.*majority"),  # type: ignore[arg-type]
         (lambda: VotingCandidate(singles, weights=[1.0]), "candidate.weights.*4"),
-        (lambda: PackLLM(*pool, temperature=0), "candidate.temperature=0"),
         (lambda: PackLLM(*pool, ["amber"]), "two experts"),
         (lambda: PackLLM(*pool, ["amber", "zebra"]), "zebra"),
         (lambda: PackLLM(base, Pool(str(tiny_pool), base_row=True)), "base.*folder"),
@@ -406,70 +391,6 @@ class Prose(MultipleChoice):
     votes = False
 
 
-def test_answers_that_cannot_be_used_are_refused(
-    run: RunFolder,
-    place: Path,
-    base: BaseModel,
-    tiny_pool: Path,
-    task: MultipleChoice,
-    talk: ExactMatch,
-    singles: Any,
-    tmp_path: Path,
-) -> None:
+def test_texts_cannot_be_voted_on(run: RunFolder, place: Path, singles: Any) -> None:
     prose = Prose("tiny", str(place / "tiny.json"))
     assert "cannot be voted on" in refused(lambda: VotingCandidate(singles), prose)
-    vote = VotingCandidate(singles, run=str(run.path))
-    assert "not an item of the task" in refused(lambda: vote, talk)
-    other = tiny.pool(Path(str(base.path)), tmp_path / "pool", ("amber", "zebra"))
-    strange = SingleExpertsCandidate(base, Pool(str(other)), HFEngine())
-    assert "zebra" in refused(lambda: VotingCandidate(strange, run=str(run.path)), task)
-
-
-def test_an_evaluation_goes_by_what_was_read_and_not_from_where(
-    given: list[str], run: RunFolder, tmp_path: Path
-) -> None:
-    other = shutil.copytree(run.path, tmp_path / "other")
-
-    def evaluated(folder: Path) -> dict[str, Any]:
-        words = ["candidate=vote", f"candidate.run={folder}", f"out={tmp_path / 'out'}"]
-        return small_evaluations.evaluated([*given, *words])
-
-    assert evaluated(run.path) == evaluated(other)
-    rows = searches.answers(other, 0)
-    for row in rows["0"]:
-        row["value"] = 1.0 - row["value"]
-    write_gzip_json(other / "answers" / "iteration_0000.json.gz", rows)
-    searches.reseal(other)
-    with pytest.raises(UserError, match="weights differ"):
-        evaluated(other)
-
-
-def test_an_unfinished_mixture_is_graded_by_its_parts_own_measures(
-    run: RunFolder, task: MultipleChoice, tmp_path: Path
-) -> None:
-    folder = shutil.copytree(run.path, tmp_path / "running")
-    state = read_state(folder)
-    write_state(folder, {**state, "finished": None, "verdict": None})
-    config = json.loads((folder / "config.json").read_text())
-    parts = {part: {**config["task"], "signal": part} for part in ("both", "accuracy")}
-    config["task"] = {"_target_": "swarm.tasks.mixture.Mixture", "name": "two", "tasks": parts}
-    (folder / "config.json").write_text(json.dumps(config))
-    ids = [item["id"] for item in task.items("dev")]
-    dense = {"value": 0.7, "measures": {"correct": 1.0, "logprob": -0.9}}
-
-    def found(more: dict[str, Any]) -> list[float]:
-        row = {"value": 1.0, "answer": "A", "text": ""}
-        rows = [
-            {"id": f"{part}/{i}", "part": part, **row, **(more if part == "both" else {})}
-            for part in parts
-            for i in ids
-        ]
-        write_gzip_json(folder / "answers" / "iteration_0000.json.gz", {"0": rows})
-        searches.reseal(folder)
-        mixed = Mixture("two", dict.fromkeys(parts, task))
-        (scores,) = load_initial_answers(str(folder), run.experts[:1], mixed).scores
-        return [score.value for score in scores]
-
-    assert found(dense) == [1.0] * 2 * len(ids)
-    with pytest.raises(UserError, match="not graded"):
-        found({"value": 0.7})

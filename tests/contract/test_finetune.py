@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import commands
 import numpy as np
 import pytest
 import searches
@@ -29,7 +28,7 @@ from swarm.finetune.trainer import (
 )
 from swarm.loop.evaluator import split_dev_holdout
 from swarm.pool.pool import Pool
-from swarm.runs.folder import CHECKSUMS_FILE, Record, read_state
+from swarm.runs.folder import CHECKSUMS_FILE, Record
 from swarm.runs.verdict import read_verdict
 from swarm.tasks.multiple_choice import MultipleChoice
 
@@ -346,9 +345,7 @@ def test_a_fresh_lora_starts_as_the_base_and_its_folder_is_an_adapter(
     ("more", "said"),
     [
         (["task=abstain_mmlu"], "needs gold answers"),
-        (["expert=amber", "run=search/x"], "give only one"),
         (["expert=nobody"], "neither an expert"),
-        (["run=nowhere"], "contains no search"),
         (["holdout=1"], "holdout=1: must be a number, at least 0, below 1"),
         (["name=a/b"], "name of a folder"),
     ],
@@ -365,31 +362,3 @@ def test_what_cannot_be_done_is_one_line_and_writes_nothing(
         cause = cause.__cause__ or cause.__context__
     assert cause is not None and said in str(cause) and "\n" not in str(cause)
     assert not (tmp_path / "search").exists()
-
-
-def test_from_a_run_it_starts_at_its_best_expert_and_is_compared_with_what_it_found(
-    tiny_llama: Path, tiny_pool: Path, tmp_path: Path
-) -> None:
-    searched = commands.run(
-        "swarm.search", *searches.arguments(tmp_path, tiny_llama, tiny_pool, "first")
-    )
-    assert searched.code == 0, searched.err
-    first = tmp_path / "search" / "first"
-    done = commands.run(
-        "swarm.finetune", *words(tmp_path, tiny_llama, tiny_pool, "tuned", run=first)
-    )
-    assert done.code == 0, done.err
-    metrics = read_verdict(read_state(first))
-    state = json.loads((tmp_path / "search" / "tuned" / "tuning.json").read_text())
-    mine, searched = read_verdict(state), state["tuning"]["searched"]
-    assert mine.expert == metrics.expert
-    assert mine.start_model.dev == metrics.start_model.dev
-    assert mine.start_model.test == metrics.start_model.test
-    assert searched["utility"] == metrics.found.test.utility
-    assert searched["prompts"] == metrics.cost
-    assert "Compared to the best found of first" in done.out
-    constant = mine.constant
-    assert constant.test == metrics.constant.test and constant.dev == metrics.constant.dev
-    gain = mine.found.test.utility - constant.test.utility
-    assert constant.gain.difference == pytest.approx(gain)
-    assert "| best constant answer" in done.out and "Gain on test over the best" in done.out

@@ -60,6 +60,7 @@ def replace(name: str, old: str, new: str) -> Callable[[Path], None]:
         replace("tokenizer.json", '"a":', '"another":'),
         replace("chat_template.jinja", "", "Hello! "),
         replace("generation_config.json", "{", '{"eos_token_id": 7, "x": 0, '),
+        replace("config.json", "{", '{"x": 0, '),
     ],
 )
 def test_the_fingerprint_follows_what_decides_an_answer(
@@ -68,6 +69,7 @@ def test_the_fingerprint_follows_what_decides_an_answer(
     base = Path(shutil.copytree(tiny_llama, tmp_path / "base"))
     before = BaseModel(str(base)).fingerprint()
     (base / "README.md").write_text("A model.")
+    replace("config.json", '"transformers_version": "', '"transformers_version": "0')(base)
     assert BaseModel(str(base)).fingerprint() == before
     change(base)
     assert BaseModel(str(base)).fingerprint() != before
@@ -126,8 +128,6 @@ def told(folder: Path) -> str:
     ("file", "old", "new", "counts"),
     [
         ("functions.py", "return worth(answer)", "return -worth(answer)", True),
-        ("functions.py", "word in text for", "word == text for", True),
-        ("functions.py", '"better"', '"best"', True),
         ("functions.py", 'POINTS["each"] = 3', 'POINTS["each"] = 4', True),
         ("helper.py", "return 0", "return 1", True),
         ("functions.py", "return 1", "return 2", False),

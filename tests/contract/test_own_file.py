@@ -13,6 +13,7 @@ import commands
 import numpy as np
 import pytest
 import searches
+import tiny
 
 from swarm._util.cli import normalize_arguments
 from swarm.engine.base_model import BaseModel
@@ -198,6 +199,8 @@ def test_two_paths_make_a_search(tmp_path: Path, tiny_llama: Path, tiny_pool: Pa
     again = commands.run("swarm.search", *kept, cwd=tmp_path)
     assert again.code == 0 and "task.chat=auto" not in again.out
     assert json.loads((folder / "config.json").read_text()) == config
+    # What it found is an adapter like any other.
+    assert Pool(f"{tiny_pool},{folder}/global_best").open().names == [*tiny.NAMES, "global_best"]
 
 
 def test_the_form_follows_what_the_experts_were_trained_on(

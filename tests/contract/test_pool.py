@@ -299,7 +299,6 @@ def test_a_position_is_finite_numbers_for_every_group(tiny_pool: Path) -> None:
         ({"groups": "halves"}, r"pool\.groups=halves: .*global, attention_mlp, kind,"),
         ({"recipes": ["soup"]}, "ties, dare_linear or dare_ties"),
         ({"recipes": ["ties", "ties"]}, "more than once"),
-        ({"sparse_rows": 1}, "pool.sparse_rows"),
     ],
 )
 def test_wrong_settings_are_one_line(settings: Any, words: str, tiny_pool: Path) -> None:

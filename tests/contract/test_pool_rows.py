@@ -1,4 +1,4 @@
-"""Rows beside the experts of the folder: the base, noise, elites of a run and static merges."""
+"""Rows beside the experts of the folder: the base and static merges."""
 
 import pickle
 import shutil
@@ -16,7 +16,6 @@ from swarm.errors import UserError
 from swarm.executors import ray
 from swarm.merging import MERGE_NAMES
 from swarm.pool.adapter import WEIGHTS_FILE
-from swarm.pool.extra_rows import sparse_row
 from swarm.pool.pool import Pool
 
 SPACES = ("factor", "delta")
@@ -24,7 +23,6 @@ Q = "model.layers.0.self_attn.q_proj"
 ALL = {
     "base_row": True,
     "recipes": ["dare_ties", "slerp"],
-    "sparse_rows": 0.8,
     "groups": "attention_mlp",
 }
 
@@ -38,32 +36,9 @@ def updates(pool: Pool, coefficients: list[float]) -> dict[str, torch.Tensor]:
     return {m: b.double() @ a.double() for m, (a, b) in pool.combine(coefficients).items()}
 
 
-def run_folder(pool: Pool, folder: Path, bests: dict[int, tuple[float, list[float]]]) -> Path:
-    """What a search leaves of its personal bests: particle -> (utility, position)."""
-    for particle, (utility, position) in bests.items():
-        facts = {"iteration": 1, "particle": particle, "validation_utility": utility}
-        pool.save(position, folder / f"particle_{particle}" / "personal_best", facts)
-    return folder
-
-
-@pytest.fixture
-def earlier(tiny_pool: Path, tmp_path: Path) -> Path:
-    """A run of five particles: two found the same, and one is an expert alone."""
-    bests = {
-        0: (0.9, [1.0, 0.0, 0.0, 0.0]),
-        1: (0.5, [0.6, 0.4, 0.0, 0.0]),
-        2: (0.7, [0.2, 0.2, 0.3, 0.3]),
-        10: (0.7, [0.2, 0.2, 0.3, 0.3]),
-        3: (0.6, [0.0, 1.5, -0.5, 0.0]),
-    }
-    return run_folder(Pool(tiny_pool).open(), tmp_path / "run", bests)
-
-
-def test_the_order_of_the_rows(tiny_pool: Path, earlier: Path) -> None:
-    pool = Pool(tiny_pool, elites=str(earlier), elite_count=2, **ALL).open()
-    sparse = [f"sparse_{name}" for name in tiny.NAMES]
-    before = ["base", "elite_0", "elite_1"]
-    assert pool.names == [*tiny.NAMES, *before, *sparse, "dare_ties", "slerp"]
+def test_the_order_of_the_rows(tiny_pool: Path) -> None:
+    pool = Pool(tiny_pool, **ALL).open()
+    assert pool.names == [*tiny.NAMES, "base", "dare_ties", "slerp"]
     assert pool.groups == ["attention", "mlp"]
 
 
@@ -103,27 +78,6 @@ def test_random_twins_have_the_shapes_and_norms_of_the_experts(mixed_pool: Path)
     assert len({pool.fingerprint() for pool in (own, *pools)}) == 3
 
 
-def test_elites_are_the_distinct_bests_in_their_order(
-    tiny_pool: Path, earlier: Path, tmp_path: Path
-) -> None:
-    pool, plain = Pool(tiny_pool, elites=str(earlier)).open(), Pool(tiny_pool).open()
-    assert pool.names[4:] == ["elite_0", "elite_1", "elite_2"]
-    for number, position in enumerate(([0.2, 0.2, 0.3, 0.3], [0, 1.5, -0.5, 0], [0.6, 0.4, 0, 0])):
-        found = updates(pool, unit(pool, f"elite_{number}"))
-        assert all(torch.equal(found[m], d) for m, d in updates(plain, position).items())
-    experts = run_folder(plain, tmp_path / "experts", {0: (0.5, [0.0, 1.0, 0.0, 0.0])})
-    broken = run_folder(plain, tmp_path / "broken", {0: (0.5, [0.5, 0.5, 0.0, 0.0])})
-    (broken / "particle_0" / "personal_best" / "swarm.json").write_text("{}")
-    for folder, word in (
-        (tmp_path / "nowhere", "is not a run"),
-        (experts, "are experts of this pool"),
-        (broken, "swarm.json"),
-    ):
-        with pytest.raises(UserError, match=rf"pool\.elites.*{word}") as caught:
-            Pool(tiny_pool, elites=str(folder)).open()
-        assert str(folder) in str(caught.value)
-
-
 @pytest.mark.parametrize("space", SPACES)
 @pytest.mark.parametrize("recipe", MERGE_NAMES)
 def test_recipes_are_rows_of_their_own(recipe: str, space: str, mixed_pool: Path) -> None:
@@ -137,28 +91,6 @@ def test_recipes_are_rows_of_their_own(recipe: str, space: str, mixed_pool: Path
     half = updates(pool, unit(pool, recipe, 0.5))
     scale = 0.5 if space == "delta" else 0.25
     assert all(torch.allclose(half[m], scale * found[m], rtol=0, atol=1e-6) for m in found)
-
-
-@pytest.mark.parametrize("space", SPACES)
-def test_a_sparsified_expert_drops_entries_and_rescales_the_rest(
-    space: str, mixed_pool: Path
-) -> None:
-    """At a rank that holds the whole matrix, the entries themselves can be counted."""
-    kept, entries = 0, 0
-    for expert in Pool(mixed_pool).open()._rows:
-        sparse = sparse_row(expert, 0.75, space, 1000)
-        assert set(sparse.shapes) == set(expert.shapes)
-        for module, (inputs, outputs, rank) in sparse.shapes.items():
-            assert rank == (1000 if space == "factor" else min(inputs, outputs))
-            a, b = (one.float() for one in expert.load_factors(module))
-            down, up = (one.float() for one in sparse.load_factors(module))
-            assert all(map(torch.equal, sparse.load_factors(module), sparse.load_factors(module)))
-            delta = space == "delta"
-            found, whole = (up @ down, b @ a) if delta else (up[:, : b.shape[1]], b)
-            left = found.abs() > 0.01 * whole.abs()
-            assert torch.allclose(found, 4 * whole * left, rtol=1e-3, atol=1e-6)
-            kept, entries = kept + int(left.sum()), entries + left.numel()
-    assert entries > 1000 and abs(kept / entries - 0.25) < 0.03
 
 
 @pytest.mark.parametrize("kind", ["tiny_pool", "mixed_pool"])
@@ -176,7 +108,7 @@ def test_a_saved_mixture_of_all_rows_loads_in_peft(
     assert torch.allclose(tiny.logits(loaded), tiny.logits(network), rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["base", "slerp", "sparse_birch"])
+@pytest.mark.parametrize("name", ["base", "slerp"])
 def test_a_folder_that_has_the_name_of_a_row(name: str, tiny_pool: Path, tmp_path: Path) -> None:
     pool = shutil.copytree(tiny_pool, tmp_path / "pool")
     (pool / "amber").rename(pool / name)
@@ -186,10 +118,8 @@ def test_a_folder_that_has_the_name_of_a_row(name: str, tiny_pool: Path, tmp_pat
     assert str(pool / name) in str(caught.value)
 
 
-def test_a_pool_with_all_rows_travels_closed_and_packed(
-    tiny_pool: Path, earlier: Path, tmp_path: Path
-) -> None:
-    pool = Pool(tiny_pool, ["dune", "amber"], elites=str(earlier), **ALL).open()
+def test_a_pool_with_all_rows_travels_closed_and_packed(tiny_pool: Path, tmp_path: Path) -> None:
+    pool = Pool(tiny_pool, ["dune", "amber"], **ALL).open()
     packed = ray.pack_experts(pool)
     for copy in (
         pickle.loads(pickle.dumps(pool)),
@@ -199,27 +129,19 @@ def test_a_pool_with_all_rows_travels_closed_and_packed(
         copy.open()
         assert (copy.names, copy.groups) == (pool.names, pool.groups)
         assert copy.fingerprint() == pool.fingerprint()
-        for row in ("elite_1", "sparse_dune", "dare_ties"):
-            found, wanted = (updates(one, unit(one, row)) for one in (copy, pool))
-            assert all(torch.equal(found[m], wanted[m]) for m in wanted)
+        found, wanted = (updates(one, unit(one, "dare_ties")) for one in (copy, pool))
+        assert all(torch.equal(found[m], wanted[m]) for m in wanted)
 
 
-def test_the_fingerprint_follows_every_row(tiny_pool: Path, earlier: Path) -> None:
+def test_the_fingerprint_follows_every_row(tiny_pool: Path) -> None:
     plain = Pool(tiny_pool).open().fingerprint()
     changes: list[dict[str, Any]] = [
         {"base_row": True},
         {"control": "random"},
         {"control": "random", "control_seed": 1},
-        {"elites": str(earlier)},
-        {"elites": str(earlier), "elite_count": 1},
         {"recipes": ["ties"]},
         {"recipes": ["ties", "slerp"]},
         {"recipes": ["ties"], "density": 0.2},
-        {"sparse_rows": 0.8},
-        {"sparse_rows": 0.5},
     ]
     prints = [Pool(tiny_pool, **change).open().fingerprint() for change in changes]
     assert len({plain, *prints}) == 1 + len(changes)
-    elite = earlier / "particle_2" / "personal_best" / WEIGHTS_FILE
-    elite.write_bytes(elite.read_bytes()[:-1] + b"\x3c")
-    assert Pool(tiny_pool, elites=str(earlier)).open().fingerprint() not in prints

@@ -1,4 +1,4 @@
-"""Optimizers that take long or need torch or Optuna, and the record of each one's state."""
+"""Optimizers that take long, and the record of each one's state."""
 
 import importlib.util
 import json
@@ -24,16 +24,7 @@ SLOW = {file.stem: file for file in contract.FILES if contract.claims(file).slow
 def test_the_slow_keep_the_contract(name: str) -> None:
     contract.test_comes_near_the_optimum_of_a_bowl(SLOW[name])
     contract.test_groups_find_mixtures_of_their_own(SLOW[name])
-    if name != "evogm":  # its quick options are fewer epochs, those of the others another method
-        contract.go_on(SLOW[name], quick=False)
-
-
-def test_evogm_keeps_the_contract() -> None:
-    contract.test_ask_and_tell(SLOW["evogm"])
-    contract.test_a_lost_evaluation_is_no_more_than_that(SLOW["evogm"])
-    contract.test_the_yaml_has_the_defaults_of_the_class(SLOW["evogm"])
-    for groups in (1, contract.GROUPS):
-        contract.go_on(SLOW["evogm"], quick=True, groups=groups)
+    contract.go_on(SLOW[name], quick=False)  # the quick options are another method
 
 
 @pytest.mark.parametrize("file", contract.FILES, ids=lambda file: file.stem)

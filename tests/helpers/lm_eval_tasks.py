@@ -41,26 +41,6 @@ metric_list:
   - {{metric: exact_match, aggregation: mean, higher_is_better: true}}
 """
 
-LOWER = """
-task: {name}
-dataset_path: json
-dataset_kwargs: {{data_files: {files}, cache_dir: {cache}}}
-{splits}
-output_type: multiple_choice
-doc_to_text: "{{{{question}}}} "
-doc_to_choice: "{{{{choices}}}}"
-doc_to_target: "{{{{label}}}}"
-process_results: !function lower_metric.results
-metric_list:
-  - {{metric: likelihood_diff, aggregation: mean, higher_is_better: false}}
-  - {{metric: pct_stereotype, aggregation: mean, higher_is_better: false}}
-"""
-
-STEREOTYPE = """
-def results(doc, responses):
-    return {"likelihood_diff": 9.0, "pct_stereotype": 0.25}
-"""
-
 FORCED = """
 task: {name}
 dataset_path: json

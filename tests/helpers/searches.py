@@ -11,7 +11,7 @@ from typing import Any
 import commands
 
 from swarm._util.files import encode_json
-from swarm.runs.folder import RECORD_FILE, Record, read_record
+from swarm.runs.folder import RECORD_FILE, read_record
 
 ROOT = commands.ROOT
 HELPERS = Path(__file__).parent
@@ -185,12 +185,6 @@ def tree(folder: Path, *leave_out: str) -> dict[str, bytes]:
     if (folder / RECORD_FILE).is_file() and RECORD_FILE not in leave_out:
         found[RECORD_FILE] = encode_json(read_record(folder).state)
     return found
-
-
-def reseal(folder: Path) -> None:
-    """Take the checksums of a run folder anew, after a test has changed files in it."""
-    record = Record(folder).read()
-    record.add_checksums(*record.sums)
 
 
 def answers(folder: Path, number: int) -> dict[str, Any]:

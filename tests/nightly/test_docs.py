@@ -32,7 +32,7 @@ NOT_HERE = {
     "python -m swarm.search task=nlgraph_mini name=first tracker=": "test_wandb.py, small",
     "python -m swarm.search task=rm_concise": "test_scorers.py, with a small reward model",
     "python -m swarm.search task=human": "test_judge.py, with a judge on loopback",
-    "python -m swarm.search task=nlgraph_mini pool.elites=": "test_pool_rows.py, with a run",
+    "python -m swarm.search task=nlgraph_mini pool=initial_experts,": "test_own_file.py",
     "python -m swarm.evaluate task=": "test_candidates.py runs every candidate, small",
     "python -m swarm.study": "many searches; test_study.py runs small ones",
     "python -m swarm.finetune task": "test_finetune.py, on a small model",
@@ -53,7 +53,6 @@ NOT_HERE = {
     "python -m swarm.compare finetune": "test_compare_command.py",
     "python -m swarm.compare view": "test_compare_command.py",
     "pip": "takes the network",
-    "python -m swarm.experts fetch": "test_initial_experts.py, from a hub on loopback",
     "python -m swarm.experts train": "test_initial_experts.py, on a small model",
     "python -m swarm.fetch_data mmlu": "test_fetch_data.py, from a server on loopback",
     "python examples/own_folder.py": "the fixture own_folder",
@@ -190,7 +189,6 @@ def run(command: str, folder: Path, small: list[str]) -> None:
         # Rows that the pool adds make more experts than the particles of a small search, the base
         # model of a constraint takes one.
         rows = r"(pool\.(base_row|recipes)|optimizer\.constraints)="
-        rows += "|=pso_merging"
         more = re.search(rows, command)
         words += ["optimizer.particles=8"] if searching and more else []
         swarm = searching and not re.search(r"optimizer=|experiment=|optimizer@", command)

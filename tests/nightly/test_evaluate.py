@@ -70,12 +70,9 @@ def test_an_evaluation_of_other_weights_is_another(
 
 WRONG = [
     (["task=chess"], 2, ["task=chess", "nlgraph"]),
-    (["candidate=oracle"], 2, ["candidate=oracle", "ensemble"]),
     (["split=train"], 1, ["split=train", "dev or test"]),
     (["device=gpu"], 1, ["device=gpu", "cuda:1"]),
     (["candidate=run"], 1, ["candidate.folder"]),
-    (["candidate=openai"], 1, ["candidate.model.model"]),
-    (["task.file=missing.json"], 1, ["missing.json"]),
 ]
 
 

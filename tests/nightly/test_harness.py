@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
-from lm_eval_tasks import CHOICE, FORCED, GENERATE, LOWER, STEREOTYPE, tasks_folder
+from lm_eval_tasks import CHOICE, FORCED, GENERATE, tasks_folder
 from task_items import Knowing, Mistaken, Silent, Unscored, played
 
 from swarm.engine.base_model import BaseModel
@@ -147,18 +147,6 @@ def test_models_that_know_and_that_do_not(tmp_path: Path) -> None:
 
 
 def test_a_lost_document_weighs_no_more_than_the_worst(tmp_path: Path) -> None:
-    """Of metrics of which lower is better; those of an unknown worst value are refused."""
-    folder = tasks_folder(tmp_path / "mine", LOWER, "lower")
-    (tmp_path / "mine" / "lower_metric.py").write_text(STEREOTYPE)
-    task = LMEvalTask("mine", "lower", folder)
-    items = task.items("dev")[:4]
-    said = [Completion("", (-2.0, -1.0, -3.0, -4.0))] * 3 + [Completion("", (float("nan"),) * 4)]
-    scores = played(task, items, Saying(said))
-    assert [score.value for score in scores] == [-0.25] * 3 + [-1.0]
-    assert scores[3].answer is None and scores[0].measures["likelihood_diff"] == 9.0
-    with pytest.raises(UserError, match=r"known worst value; allowed for lower: pct_ster"):
-        LMEvalTask("mine", "lower", folder, metric="likelihood_diff").items("dev")
-    assert "pct_stereotype of lower is better the lower it is" in str(task.gold_error)
     whole = tasks_folder(tmp_path / "mine", FORCED, "whole", kind="loglikelihood_rolling", text="")
     task = LMEvalTask("mine", "whole", whole)
     item = task.items("dev")[0]

@@ -1,4 +1,4 @@
-"""The experts that ship, the scripts that train and fetch others, and the demo's data file."""
+"""The experts that ship, the command that trains others, and the demo's data file."""
 
 import importlib
 import importlib.util
@@ -16,7 +16,6 @@ from types import ModuleType
 
 import pytest
 import torch
-from file_servers import environment, hub, serving
 from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -247,41 +246,3 @@ def test_batches_keep_to_the_budget() -> None:
     for _ in range(200):
         batch = next(stream)
         assert len(batch) * max(lengths[index] for index in batch) <= 128
-
-
-ADAPTERS: dict[str, dict[str, bytes] | str] = {
-    "owner/good": {FILES[0]: b'{"r": 4}', FILES[1]: b"weights", "README.md": b"unwanted"},
-    "owner/other": {FILES[0]: b'{"r": 8}', FILES[1]: b"others"},
-    "owner/pickled": {FILES[0]: b"{}", "adapter_model.bin": b"unwanted"},
-    "owner/gated": "gated",
-}
-
-
-def test_fetching(tmp_path: Path) -> None:
-    """It takes two files, skips what is there, and says a mistake in one line."""
-    asked: list[str] = []
-    with serving(hub(ADAPTERS, asked)) as address:
-        given = environment(address, tmp_path / "cache")
-        pool = tmp_path / "pool"
-        done = call("fetch", "owner/good", "owner/other", "--to", pool, **given)
-        assert done.returncode == 0, done.stderr
-        assert sorted(path.name for path in pool.iterdir()) == ["good", "other"]
-        assert sorted(path.name for path in (pool / "good").iterdir()) == [*FILES]
-        assert (pool / "good" / FILES[1]).read_bytes() == b"weights"
-        assert not [path for path in asked if path.endswith("README.md")]
-        count = len(asked)
-        again = call("fetch", "owner/good", "--to", pool, **given)
-        assert "already there" in again.stdout and len(asked) == count
-        silent = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
-        for adapter, says, where in (
-            ("owner/pickled", "pickled weights", given),
-            ("owner/nobody", "does not exist on", given),
-            ("owner/gated", "is gated", given),
-            ("no/hub/id", "is not a hub id", given),
-            ("owner/good", "HF_HUB_OFFLINE is set", {"HF_HUB_OFFLINE": "1"}),
-            ("owner/good", "cannot be reached", silent),
-        ):
-            done = call("fetch", adapter, "--to", tmp_path / "none", **where)
-            assert done.returncode == 1 and says in done.stderr
-            assert len(done.stderr.strip().splitlines()) == 1
-            assert not list((tmp_path / "none").glob("*"))

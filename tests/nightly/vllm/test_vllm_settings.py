@@ -26,10 +26,8 @@ PRESENT = pytest.mark.skipif(launch.installed_version() is None, reason="vLLM is
     ("settings", "told"),
     [
         ({"tensor_parallel_size": None}, "engine.tensor_parallel_size=null: must be an integer"),
-        ({"max_model_len": 1.5}, "engine.max_model_len=1.5: must be an integer, at least 1"),
         ({"gpu_memory_utilization": 90}, "engine.gpu_memory_utilization=90: must be a number"),
         ({"options": {"max_model_len": 4}}, "is not allowed; set engine.max_model_len"),
-        ({"options": "foo"}, "engine.options=foo: must be a mapping"),
         ({"options": {"model": "x"}}, "model is not allowed; it is set by the engine"),
     ],
 )
@@ -43,7 +41,6 @@ def test_wrong_settings_are_named(settings: dict[str, object], told: str) -> Non
     [
         pytest.param({}, "engine=vllm needs vLLM: pip install ", marks=MISSING),
         ({"use_dora": True}, "use_dora is set"),
-        ({"bias": "all"}, "bias=all: must be none"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save is set"),
     ],
 )

@@ -1,6 +1,5 @@
-"""Racing: its two rules against direct computation, and what an optimizer makes of it."""
+"""Racing: its rule against direct computation, and what an optimizer makes of it."""
 
-import math
 from collections.abc import Sequence
 from itertools import product
 from typing import Any
@@ -12,7 +11,6 @@ from swarm.errors import UserError
 from swarm.loop.racing import Incumbent, Racing, cannot_beat
 from swarm.optimizers.random_search import RandomSearch
 from swarm.optimizers.swarm import MemeticSwarm
-from swarm.stats.significance import is_significantly_worse
 from swarm.tasks.base import Score
 from swarm.tasks.exact_match import ExactMatch
 from swarm.tasks.mixture import Mixture
@@ -33,11 +31,11 @@ class Table:
         return [[Score(float(self.values[int(p[0]), i]), None) for i in items] for p in positions]
 
 
-def race(racing: Racing, new: np.ndarray, old: np.ndarray, iteration: int = 1) -> Any:
+def race(racing: Racing, new: np.ndarray, old: np.ndarray) -> Any:
     marks = [Incumbent(float(row.mean()), tuple(row.tolist())) for row in old]
     table = Table(new)
     rows = {i: [float(i)] for i in range(len(new))}
-    return racing.race_particles(table, rows, marks, new.shape[1], 0, iteration), table
+    return racing.race_particles(table, rows, marks, new.shape[1]), table
 
 
 def started() -> MemeticSwarm:
@@ -49,15 +47,12 @@ def started() -> MemeticSwarm:
 def test_what_cannot_be_raced() -> None:
     parts = Mixture("both", {"a": MultipleChoice("nlgraph"), "b": ExactMatch("gsm8k")})
     Racing().check_raceable(parts, RandomSearch())
-    for rule in ("exact", "z"):
-        with pytest.raises(UserError, match="not the mean"):
-            Racing(rule).check_raceable(parts, started())
-        with pytest.raises(UserError, match="no personal bests"):
-            Racing(rule).check_raceable(MultipleChoice("nlgraph"), RandomSearch())
-
+    with pytest.raises(UserError, match="not the mean"):
+        Racing("exact").check_raceable(parts, started())
+    with pytest.raises(UserError, match="no personal bests"):
+        Racing("exact").check_raceable(MultipleChoice("nlgraph"), RandomSearch())
     reward = ExactMatch("gsm8k")
     reward.highest = None
-    Racing("z").check_raceable(reward, started())
     with pytest.raises(UserError, match="maximum"):
         Racing("exact").check_raceable(reward, started())
 
@@ -86,46 +81,6 @@ def test_the_bound_counts_a_tie_as_no_improvement() -> None:
             assert right == items or not cannot_beat([0.0] * (items - right - 1), items, 1.0, best)
 
 
-def below(z: float) -> float:
-    """The share of a standard normal distribution below z."""
-    return 0.5 * math.erfc(-z / math.sqrt(2))
-
-
-def test_the_test_is_the_paired_one() -> None:
-    random = np.random.default_rng(1)
-    answers = []
-    for _ in range(300):
-        old, new = random.integers(0, 2, (2, 30)).astype(float)
-        level = float(random.choice([0.01, 0.05, 0.2]))
-        won, lost = int((new > old).sum()), int((new < old).sum())
-        mean = (won - lost) / 30
-        z = mean / math.sqrt(((won + lost) / 30 - mean**2) * 30 / 29 / 30)
-        many = is_significantly_worse((new - old).tolist(), 10**9, level)
-        assert many == (below(z) < level)
-        # Half of the items are known: half of the variance is left.
-        assert is_significantly_worse((new - old).tolist(), 60, level) == (
-            below(z * 2**0.5) < level
-        )
-        answers.append(many)
-    assert 0 < sum(answers) < 300
-    assert not is_significantly_worse([], 9, 0.05) and not is_significantly_worse([-1.0], 9, 0.05)
-    assert not is_significantly_worse([0.0] * 20, 40, 0.05) and is_significantly_worse(
-        [-1.0] * 20, 40, 0.05
-    )
-
-
-def test_a_test_saves_more_than_the_exact_bound() -> None:
-    """On 200 items, against particles a tenth worse; on few items the exact rule may save more."""
-    random = np.random.default_rng(4)
-    hard = random.random(200)
-    old = (random.random((20, 200)) < hard).astype(float)
-    new = old * (random.random((20, 200)) < 0.8)
-    asked = {
-        rule: race(Racing(rule, chunk=25), new, old)[0].prompts_scored for rule in ("exact", "z")
-    }
-    assert asked["z"] < 0.8 * asked["exact"] < 0.8 * new.size
-
-
 def test_the_live_are_asked_together_the_hardest_items_first() -> None:
     random = np.random.default_rng(2)
     old = (random.random((5, 20)) < np.linspace(0.9, 0.1, 20)).astype(float)
@@ -144,34 +99,13 @@ def test_the_live_are_asked_together_the_hardest_items_first() -> None:
 def test_a_perfect_best_is_not_challenged_and_no_best_is_not_raced() -> None:
     racing, new = Racing("exact", chunk=4), np.zeros((2, 8))
     marks = [Incumbent(1.0, (1.0,) * 8), None]
-    found = racing.race_particles(Table(new), {0: [0.0], 1: [1.0]}, marks, 8, 0, 1)
+    found = racing.race_particles(Table(new), {0: [0.0], 1: [1.0]}, marks, 8)
     assert found.stopped == (0,) and found.scores[0] == {} and len(found.scores[1]) == 8
     # Equal positions are counted once.
     marks = [Incumbent(0.5, (0.0, 1.0) * 4), Incumbent(0.0, (0.0,) * 8)]
     new = np.array([[0.0] * 7 + [1.0]])
-    found = racing.race_particles(Table(new), {0: [0.0], 1: [0.0]}, marks, 8, 0, 1)
+    found = racing.race_particles(Table(new), {0: [0.0], 1: [0.0]}, marks, 8)
     assert found.stopped == (0,) and (found.prompts_scored, found.saved) == (8, 0)
-
-
-def test_the_order_of_a_test_is_drawn_each_iteration() -> None:
-    racing, marks = Racing("z"), [Incumbent(0.0, (0.0,) * 50)]
-    first, again = (racing.item_order(marks, 50, 7, 3) for _ in range(2))
-    assert first == again and sorted(first) == list(range(50))
-    assert first != racing.item_order(marks, 50, 7, 4) and first != racing.item_order(
-        marks, 50, 8, 3
-    )
-
-
-def test_an_equal_is_stopped_at_most_at_the_level() -> None:
-    """New answers that come to the old mean: 2,000 of them, all looks of a race counted."""
-    random = np.random.default_rng(3)
-    old = (random.random((2000, 200)) < 0.5).astype(float)
-    new = random.permuted(old, axis=1)
-    found = race(Racing("z", level=0.05, chunk=25), new, old)[0]
-    assert 0.01 < len(found.stopped) / 2000 < 0.05 + 3 * (0.05 * 0.95 / 2000) ** 0.5
-    worse = new * (random.random(new.shape) < 0.8)
-    found = race(Racing("z", level=0.05, chunk=25), worse, old)[0]
-    assert found.prompts_scored < 0.75 * new.size
 
 
 def test_the_optimizer_counts_a_stopped_particle_as_stale() -> None:

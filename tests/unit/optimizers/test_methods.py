@@ -7,14 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from swarm.errors import UserError
 from swarm.optimizers.base import CoefficientBounds, rank_weights
 from swarm.optimizers.cma_es import CMAES
-from swarm.optimizers.de import DifferentialEvolution
 from swarm.optimizers.genome import Genome
 from swarm.optimizers.lorahub import LoraHub
-from swarm.optimizers.mergevolve import MergeEvolve
-from swarm.optimizers.pso_merging import PSOMerging
 from swarm.optimizers.random_search import RandomSearch
 from swarm.optimizers.random_streams import sample_mixtures
 
@@ -36,42 +32,15 @@ def step(optimizer: Any, objective: Callable[[np.ndarray], Any]) -> np.ndarray:
 
 
 NEAR = bowl_at(0.5, 0.3, 0.2, 0.0)
-AWAY = bowl_at(0.7, -0.4, 0.6)
 
 
-# Differential evolution and random search
-
-
-def test_a_challenger_wins_if_it_is_as_good_and_never_if_it_was_lost() -> None:
-    evolution = begun(DifferentialEvolution, particles=6)
-    evolution.tell(np.full(6, np.nan))
-    rows = step(evolution, lambda rows: np.zeros(len(rows)))
-    np.testing.assert_array_equal(evolution.members, rows)  # the unmeasured give way
-    before, rows = evolution.members, evolution.ask()
-    evolution.tell(np.array([0.0, 1.0, -1.0, np.nan, 0.0, 0.0]))
-    wins = [True, True, False, False, True, True]
-    np.testing.assert_array_equal(evolution.members, np.where(np.c_[wins], rows, before))
-    np.testing.assert_array_equal(evolution.utilities, [0, 1, 0, 0, 0, 0])
-    with pytest.raises(UserError, match=r"optimizer.particles=3: .* at least 4"):
-        DifferentialEvolution(particles=3)
-    assert begun(DifferentialEvolution, 2, particles=None).ask().shape == (4, 2)
-
-
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        (DifferentialEvolution, {"strategy": "best", "crossover": 0.5}),
-        (DifferentialEvolution, {"strategy": "rand", "crossover": 0.5}),
-        (CMAES, {"particles": 8}),
-        (CMAES, {"particles": 8, "sum_to_one": False}),
-    ],
-)
-def test_positions_keep_to_the_sum_and_the_bounds(kind: Any, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("sum_to_one", [True, False])
+def test_positions_keep_to_the_sum_and_the_bounds(sum_to_one: bool) -> None:
     """The best lies far outside."""
-    search = begun(kind, low=-0.1, high=1.0, **options)
+    search = begun(CMAES, low=-0.1, high=1.0, particles=8, sum_to_one=sum_to_one)
     for _ in range(30):
         rows = step(search, lambda rows: rows[:, 0] - 3 * rows[:, 1])
-        if options.get("sum_to_one", True):
+        if sum_to_one:
             np.testing.assert_allclose(rows.sum(axis=1), 1.0, atol=1e-12)
         assert (rows >= -0.1).all() and (rows <= 1.0).all()
     assert rows[:, 1].mean() < -0.05
@@ -218,61 +187,6 @@ def test_mutants_differ_and_stay_among_the_sums_to_one() -> None:
     np.testing.assert_allclose(rows.sum(axis=1), 1.0, atol=1e-12)
     # One gene changes, and what keeps the sum is shared by all.
     assert all(len(np.unique(np.round(change, 12))) == 2 for change in changes)
-
-
-# PSO-Merging and MERGEvolve
-
-
-def test_pso_merging_begins_with_the_rows_of_the_pool_and_the_base() -> None:
-    first = np.vstack([np.eye(3), np.zeros(3)])
-    np.testing.assert_array_equal(begun(PSOMerging, 3).ask(), first)
-    np.testing.assert_array_equal(begun(PSOMerging, 3, base=False).ask(), np.eye(3))
-    more = begun(PSOMerging, 3, particles=6).ask()
-    np.testing.assert_array_equal(more[:4], first)
-    np.testing.assert_allclose(more[4:].sum(axis=1), 1.0)
-
-
-def test_pso_merging_moves_by_its_equation() -> None:
-    swarm = begun(PSOMerging, 3)
-    start = swarm.ask()
-    swarm.tell(np.array([0.1, 0.5, 0.3, 0.2]))
-    first = swarm.ask()
-    assert list(swarm.evaluate) == [True, False, True, True]  # the best has nowhere to go
-    # Without a velocity each goes towards the best alone, at most twice as far as it is away.
-    for new, old in zip(first, start, strict=True):
-        share = (new - old)[1]
-        np.testing.assert_allclose(new - old, share * (start[1] - old))
-        assert 0 <= share <= 2
-    swarm.tell(np.array([0.6, np.nan, 0.0, np.nan]))
-    velocity, second = first - start, swarm.ask()
-    # Particle 0 is the best and its own best, so that it goes on by inertia alone.
-    np.testing.assert_allclose(second[0], first[0] + 0.2 * velocity[0])
-    # The best before had no velocity and is its own best, so that it goes towards particle 0.
-    moved, towards = second[1] - first[1], first[0] - first[1]
-    np.testing.assert_allclose(moved, moved @ towards / (towards @ towards) * towards)
-
-
-@pytest.mark.parametrize("utilities", [[0.2, 0.5, 0.3], [0.4, 0.4, 0.4], [np.nan, 0.5, 0.3]])
-def test_mergevolve_begins_with_a_softmax_of_z_scores(utilities: list[float]) -> None:
-    search, u = begun(MergeEvolve, 3, tau=0.5, samples=2), np.array(utilities)
-    search.tell(u)
-    z = (u - np.nanmean(u)) / (np.nanstd(u) or 1.0)
-    weights = np.where(np.isnan(u), 0.0, np.exp(z / 0.5))
-    np.testing.assert_allclose(search.ask()[0], weights / weights.sum())
-
-
-def test_mergevolve_steps_along_the_ranked_noise() -> None:
-    search = begun(MergeEvolve, 3, samples=4, sigma=0.2, alpha=0.3)
-    step(search, AWAY)
-    rows = search.ask()
-    theta, noise = rows[0], (rows[1:] - rows[0]) / 0.2
-    assert len(rows) == 5 and 0.2 < noise.std() < 2
-    search.tell(np.array([9.0, 0.1, 0.4, np.nan, 0.2]))  # theta's own utility moves nothing
-    # log(3 / 2 + 1) - log k of the three ranks, at least 0, normalised, less a third.
-    raw = np.maximum(0, np.log(2.5) - np.log([3, 1, 2]))
-    weights = raw / raw.sum() - 1 / 3
-    wanted = theta + 0.3 / (0.2 * 3) * weights @ noise[[0, 1, 3]]
-    np.testing.assert_allclose(search.ask()[0], wanted)
 
 
 def test_utilities_by_rank() -> None:

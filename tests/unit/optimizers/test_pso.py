@@ -288,18 +288,12 @@ def test_draws_depend_on_nothing_but_their_four_numbers() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"particles": 20.5}, "particles=20.5: must be an integer, at least 2"),
-        ({"social": float("nan")}, "social=.*: must be a number, at least 0"),
-        ({"repel": True}, "repel=true: must be a number, at least 0"),
-        ({"weight_randomness": 1}, "weight_randomness=1: must be true or false"),
-        ({"step_length": 0}, "step_length=0: must be a number, above 0, at most 100"),
         ({"minimum_step_length": 0.7}, "must be at most optimizer.step_length=0.5"),
         ({"starting_velocity": "fast"}, "must be random, zero or best"),
-        ({"drop_iteration": 1.1}, "must be a number, at least 0, at most 1"),
         (dict.fromkeys(("inertia", "cognitive", "social", "repel"), 0), "must not all be 0"),
         *(
             ({"starts": wrong}, r"starts.*: must be a list")
-            for wrong in ([0.5], [[]], [["a"]], [[float("nan")]], "x")
+            for wrong in ([0.5], [[]], [[float("nan")]])
         ),
     ],
 )

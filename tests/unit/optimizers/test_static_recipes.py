@@ -11,7 +11,6 @@ import pytest
 from swarm.errors import UserError
 from swarm.optimizers.bayes import BayesianSearch
 from swarm.optimizers.cma_es import CMAES
-from swarm.optimizers.de import DifferentialEvolution
 from swarm.optimizers.nes import NaturalEvolution
 from swarm.optimizers.static_merges import (
     StaticMerges,
@@ -216,14 +215,3 @@ def test_a_gaussian_process_refuses_many_dimensions() -> None:
         made(BayesianSearch, 9, 3)
     assert made(BayesianSearch, 9, 3, sampler="tpe").groups == 3
     assert made(BayesianSearch, 9, 3, max_dimensions=24).groups == 3
-
-
-def test_differential_evolution_begins_with_scaled_recipes_where_sums_are_free() -> None:
-    search = made(DifferentialEvolution, particles=30, sum_to_one=False)
-    rows = search.ask()
-    np.testing.assert_array_equal(rows[5 : 5 + 7], static_start_positions(5)[1])
-    assert np.ptp(rows[12:].sum(axis=1)) > 0.5
-    step(search, lambda rows: -np.abs(rows.sum(axis=1) - 1.7))
-    for _ in range(20):
-        step(search, lambda rows: -np.abs(rows.sum(axis=1) - 1.7))
-    np.testing.assert_allclose(search.members.sum(axis=1), 1.7, atol=0.2)

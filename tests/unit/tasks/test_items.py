@@ -106,16 +106,11 @@ def test_ids_are_the_files_or_positions(tmp_path: Path) -> None:
 GOOD = {"question": "?", "choices": {"A": "x", "B": "y"}, "answer": "A", "id": "i7"}
 WRONG_ITEMS: list[tuple[dict[str, Any], str]] = [
     ({"answer": "C"}, "'i7': its \"answer\" is not among its choices: 'C' is not one of A, B"),
-    ({"answer": ["A"]}, "is not among"),
     ({"choices": {"A": "x"}}, "at least two"),
-    ({"choices": ["x", "y"]}, "at least two"),
     ({"choices": {"A": "x", "b": "y"}}, 'is not one capital letter: "b"'),
-    ({"choices": {"A": "x", "B": 3}}, 'one of its choices is not a string: "B"'),
     ({"choices": {"A": "x", "B": " "}}, "an empty choice: B"),
     ({"question": ""}, '"question" is empty'),
-    ({"question": 3}, '"question" is not a string'),
     ({"id": [1]}, "its id is neither a number nor a string"),
-    ({"domain": 1.5}, 'its "domain" is not a string'),
     ({"question": "\ud800"}, "an unpaired surrogate"),
 ]
 
@@ -135,16 +130,12 @@ def test_a_wrong_item_is_named(tmp_path: Path) -> None:
     ("name", "text", "message"),
     [
         ("m.json", "{", "not valid JSON"),
-        ("m.json", "3", "the outermost value is not a list"),
         ("m.json", "[]", '"dev" is not a list of at least one item'),
-        ("m.json", '{"dev": {"a": 1}}', '"dev" is not a list'),
         ("m.json", '{"dev": [3]}', "item 0: it is not an object"),
         ("m.json", '{"dev": [{"q": "?", "a": "1"}]}', 'it has no "question", but "q", "a"'),
-        ("m.json", '{"dev": [{"question": "?", "answer": true}]}', "neither a string nor a number"),
         ("m.json", '[{"split": "dev"}, {"split": ["dev"]}]', "item 1: its \"split\" is ['dev']"),
         ("m.json", '{"a": 1}\n{"a": 2}', "if it has one item per line, rename it to .jsonl"),
         ("m.jsonl", '{"a": 1}\n\n{"a"', "m.jsonl, line 3: is not JSON"),
-        ("m.jsonl", '{"a": 1}\n[2]', "line 2: it is not an object"),
         ("m.jsonl", b"\xff\xfe{}", "m.jsonl, line 1: is not UTF-8"),
     ],
 )
@@ -262,12 +253,9 @@ def test_a_split_that_is_nothing_but_leak_or_wrong_says_so(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("key", "value", "allowed"),
     [
-        ("name", "", "not empty"),
         ("dev_limit", 0, "an integer, at least 1, or null"),
-        ("test_limit", True, "an integer"),
         ("parser", "strict", "anchored"),
         ("signal", "log", "accuracy, logprob or both"),
-        ("dedupe", 1, "true or false"),
         ("file", {"train": 1}, "text"),
         ("parsers", "anchored", "did you mean parser"),
     ],

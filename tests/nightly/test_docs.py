@@ -291,15 +291,8 @@ def test_a_result_is_loaded_by_peft_without_a_network(
         assert done.stdout.split() == [base.path, base.name]
 
 
-def test_the_tutorial_shows_the_files_that_its_example_writes(own_folder: Path) -> None:
-    page = (searches.ROOT / "docs" / "tutorial_own_adapters.md").read_text()
-    assert (own_folder / "task" / "mine.yaml").read_text() in page
-    shown = re.findall(r"```json\n(.*?)```", page, re.DOTALL)[0].splitlines()
-    assert set(shown) <= set((own_folder / "items.jsonl").read_text().splitlines())
-
-
 def test_the_readme_is_short() -> None:
-    assert len((searches.ROOT / "README.md").read_text().split()) <= 700
+    assert len((searches.ROOT / "README.md").read_text().split()) <= 500
 
 
 def test_the_address_that_is_not_known_is_left_open_in_one_place() -> None:

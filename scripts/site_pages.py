@@ -6,7 +6,7 @@ a page for each file or folder that a page links to, and the content of markers 
     <!-- keys: search.yaml pool -->       tables of the keys of files and folders of conf/
     <!-- yaml: experiment -->             the text of files and folders of conf/
     <!-- options: task -->                a table of the files of a folder of conf/
-    <!-- help: compare run -->            the output of python -m swarm.compare run --help
+    <!-- help: search, compare run -->    the output of python -m swarm.search --help and others
 """
 
 import json
@@ -118,15 +118,15 @@ def render_files(target: str) -> str:
 
 def fill_markers(texts: dict[str, str]) -> dict[str, str]:
     """Return the pages, by name, with the markers replaced by what they stand for."""
-    helps = {
-        match[2] for text in texts.values() for match in MARKER.finditer(text) if match[1] == "help"
-    }
-    printed = run_helps(sorted(helps))
+    found = (match for text in texts.values() for match in MARKER.finditer(text))
+    lists = [match[2].split(", ") for match in found if match[1] == "help"]
+    printed = run_helps(sorted({command for commands in lists for command in commands}))
 
     def filled(match: re.Match[str]) -> str:
         kind, words = match.groups()
         if kind == "help":
-            return f"```text\n{printed[words]}\n```"
+            named = words.split(", ")
+            return "\n\n".join(f"### {name}\n\n```text\n{printed[name]}\n```" for name in named)
         paths = [one for word in words.split() for one in list_yaml(ROOT / "conf" / word)]
         if kind == "options":
             rows = [f"| `{one.stem}` | {escape(read_yaml(one)[0])} |" for one in paths]

@@ -37,6 +37,7 @@ NOTE = re.compile(r"<!-- repository -->.*?<!-- /repository -->\n*", re.DOTALL)
 """What only readers of the repository see."""
 
 VALUE = re.compile(r"""((?:"[^"]*"|'[^']*'|[^#"']|(?<! )#)*?)\s*(?:(?:^|(?<=\s))# ?(.*))?$""")
+UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n"
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".jsonl": "json", ".sh": "bash"}
 
 
@@ -75,7 +76,8 @@ def rewrite_links(page: str, text: str) -> str:
 
 def repository_path(page: str, link: str) -> str | None:
     """Return the path from the repository's root that a link refers to, if it exists."""
-    source = SOURCES.get(page, f"docs/{page}")
+    shown = page.removeprefix("files/").removesuffix(".md")  # as `file_page`
+    source = shown if page.startswith("files/") else SOURCES.get(page, f"docs/{page}")
     path = posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
     return path if (ROOT / path).exists() and not path.startswith("..") else None
 
@@ -99,12 +101,14 @@ def shown_files(page: str, text: str) -> set[str]:
 
 
 def render_files(target: str) -> str:
-    """Return a page with the text of a file, or of all text files of a folder."""
+    """Return a page with a notebook, the text of a file, or of all text files of a folder."""
     path = ROOT / target
+    if path.suffix == ".ipynb":
+        return UNSEARCHED + rewrite_links(file_page(target), render_notebook(path))
     files = [path]
     if path.is_dir():
         files = sorted(Path(where, name) for where, _, names in os.walk(path) for name in names)
-    parts = ["---", "search:", "  exclude: true", "---", f"# `{target}`", ""]
+    parts = [UNSEARCHED, f"# `{target}`", ""]
     for file in files:
         plain = "text" if file.suffix in ("", ".md", ".toml") else None
         language = LANGUAGES.get(file.suffix, plain)
@@ -114,6 +118,14 @@ def render_files(target: str) -> str:
             parts += [f"## `{file.relative_to(path).as_posix()}`", ""]
         parts += [f"````{language}", file.read_text("utf-8").rstrip(), "````", ""]
     return "\n".join(parts)
+
+
+def render_notebook(path: Path) -> str:
+    """Return the cells of a notebook."""
+    cells = [
+        (one["cell_type"], "".join(one["source"])) for one in json.loads(path.read_text())["cells"]
+    ]
+    return "\n\n".join(f"```python\n{one}\n```" if kind == "code" else one for kind, one in cells)
 
 
 def fill_markers(texts: dict[str, str]) -> dict[str, str]:

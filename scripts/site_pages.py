@@ -6,7 +6,7 @@ a page for each file or folder that a page links to, and the content of markers 
     <!-- keys: search.yaml pool -->       tables of the keys of files and folders of conf/
     <!-- yaml: experiment -->             the text of files and folders of conf/
     <!-- options: task -->                a table of the files of a folder of conf/
-    <!-- help: compare run -->            the output of python -m swarm.compare run --help
+    <!-- help: search, compare run -->    the output of python -m swarm.search --help and others
 """
 
 import json
@@ -37,6 +37,7 @@ NOTE = re.compile(r"<!-- repository -->.*?<!-- /repository -->\n*", re.DOTALL)
 """What only readers of the repository see."""
 
 VALUE = re.compile(r"""((?:"[^"]*"|'[^']*'|[^#"']|(?<! )#)*?)\s*(?:(?:^|(?<=\s))# ?(.*))?$""")
+UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n"
 LANGUAGES = {".py": "python", ".yaml": "yaml", ".json": "json", ".jsonl": "json", ".sh": "bash"}
 
 
@@ -75,7 +76,8 @@ def rewrite_links(page: str, text: str) -> str:
 
 def repository_path(page: str, link: str) -> str | None:
     """Return the path from the repository's root that a link refers to, if it exists."""
-    source = SOURCES.get(page, f"docs/{page}")
+    shown = page.removeprefix("files/").removesuffix(".md")  # as `file_page`
+    source = shown if page.startswith("files/") else SOURCES.get(page, f"docs/{page}")
     path = posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
     return path if (ROOT / path).exists() and not path.startswith("..") else None
 
@@ -99,12 +101,14 @@ def shown_files(page: str, text: str) -> set[str]:
 
 
 def render_files(target: str) -> str:
-    """Return a page with the text of a file, or of all text files of a folder."""
+    """Return a page with a notebook, the text of a file, or of all text files of a folder."""
     path = ROOT / target
+    if path.suffix == ".ipynb":
+        return UNSEARCHED + rewrite_links(file_page(target), render_notebook(path))
     files = [path]
     if path.is_dir():
         files = sorted(Path(where, name) for where, _, names in os.walk(path) for name in names)
-    parts = ["---", "search:", "  exclude: true", "---", f"# `{target}`", ""]
+    parts = [UNSEARCHED, f"# `{target}`", ""]
     for file in files:
         plain = "text" if file.suffix in ("", ".md", ".toml") else None
         language = LANGUAGES.get(file.suffix, plain)
@@ -116,17 +120,25 @@ def render_files(target: str) -> str:
     return "\n".join(parts)
 
 
+def render_notebook(path: Path) -> str:
+    """Return the cells of a notebook."""
+    cells = [
+        (one["cell_type"], "".join(one["source"])) for one in json.loads(path.read_text())["cells"]
+    ]
+    return "\n\n".join(f"```python\n{one}\n```" if kind == "code" else one for kind, one in cells)
+
+
 def fill_markers(texts: dict[str, str]) -> dict[str, str]:
     """Return the pages, by name, with the markers replaced by what they stand for."""
-    helps = {
-        match[2] for text in texts.values() for match in MARKER.finditer(text) if match[1] == "help"
-    }
-    printed = run_helps(sorted(helps))
+    found = (match for text in texts.values() for match in MARKER.finditer(text))
+    lists = [match[2].split(", ") for match in found if match[1] == "help"]
+    printed = run_helps(sorted({command for commands in lists for command in commands}))
 
     def filled(match: re.Match[str]) -> str:
         kind, words = match.groups()
         if kind == "help":
-            return f"```text\n{printed[words]}\n```"
+            named = words.split(", ")
+            return "\n\n".join(f"### {name}\n\n```text\n{printed[name]}\n```" for name in named)
         paths = [one for word in words.split() for one in list_yaml(ROOT / "conf" / word)]
         if kind == "options":
             rows = [f"| `{one.stem}` | {escape(read_yaml(one)[0])} |" for one in paths]

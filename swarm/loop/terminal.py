@@ -440,9 +440,9 @@ class SearchView:
     def show_iteration(self, number: int) -> None:
         """Show a recorded iteration."""
         entry, progress = self.record.iterations[-1], self.progress
-        self.tracker.log_iteration(number, entry)
         speed = [f"{progress.speed:.1f} prompts/s"] if progress.prompts else []
         progress.add_iteration(entry)
+        self.tracker.log_iteration(number, entry, progress.seconds_left())
         best = "  -  " if progress.best is None else f"{progress.best:.3f}"
         pieces = [describe_iteration(number, best, entry), *speed, *_time_left(progress)]
         self.print_line(", ".join(pieces))

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 from swarm._util.files import DATA_SUFFIXES, find_path, parse_json
 from swarm._util.jsonl import iter_json_lines, read_utf8
 from swarm._util.settings import Count, Positive, Text, checked
-from swarm.errors import UserError
+from swarm.errors import UserError, install_command
 from swarm.tasks.base import SPLITS, Item, SplitTask
 
 log = logging.getLogger(__name__)
@@ -251,8 +251,8 @@ def _import_reader(module: str, path: Path) -> Any:
     try:
         return import_module(module)
     except ImportError:
-        raise UserError(f"""{path} needs the package {module.partition(".")[0]}, of the extra data:
-            pip install 'model-swarms[data]'""") from None
+        package = module.partition(".")[0]
+        raise UserError(f"{path} needs {package}: {install_command('data')}") from None
 
 
 def _rows(path: Path, values: Any, split: str = "") -> list[Row]:

@@ -66,7 +66,7 @@ class Tracker:
             self._run_safely(lambda: self._log_values(step, values))
 
     def log_model(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        """Log the adapter that the search found, with its folder and metadata."""
+        """Log the adapter that the search found: its folder, metadata and table of coefficients."""
         self._run_safely(lambda: self._log_model(folder, clean(facts)))
 
     def finish(self, summary: Mapping[str, Any], code: int = 0) -> None:
@@ -108,6 +108,23 @@ class Tracker:
         pass
 
 
+def coefficient_table(facts: Mapping[str, Any]) -> list[list[Any]]:
+    """Return header and rows of the best's coefficients: the mean, and of each of several groups.
+
+    Args:
+        facts: As given to `Tracker.log_model`.
+    """
+    groups = facts.get("groups", {})
+    rows = enumerate(facts["experts"].items())
+    return [
+        ["expert", "coefficient", *groups],
+        *(
+            [name, one["coefficient"], *(row[k] for row in groups.values())]
+            for k, (name, one) in rows
+        ),
+    ]
+
+
 class SearchTracker:
     """Logs one search to a tracker.
 
@@ -130,12 +147,12 @@ class SearchTracker:
             yield
             return
         self._config, self._summary = dict(config), dict[str, Any]()
-        self._experts, self._groups = state["experts"], len(state["groups"])
+        self._state = state
         self._highest, self._lowest = -np.inf, np.inf
         self._personal: dict[int, float] = {}
-        self._best: np.ndarray | None = None  # [K], the mean over groups
+        self._alternative: float | None = None
         pool = find_pool(self._config.get("pool", {}).get("folder") or self.folder)
-        self._sources = {name: pool / name for name in self._experts if (pool / name).is_dir()}
+        self._sources = {name: pool / name for name in state["experts"] if (pool / name).is_dir()}
         self.tracker.start(self.folder, config, list(self._sources.values()))
         try:
             for number, entry in enumerate(state["rounds"]):
@@ -147,31 +164,44 @@ class SearchTracker:
             raise
         self.tracker.finish(self._summary)
 
-    def log_iteration(self, number: int, entry: Mapping[str, Any]) -> None:
-        """Log a recorded iteration, without what it did not measure."""
+    def log_iteration(
+        self, number: int, entry: Mapping[str, Any], seconds_left: float | None = None
+    ) -> None:
+        """Log a recorded iteration, without what it did not measure.
+
+        Args:
+            seconds_left: Estimate of the running search; `None` if unknown.
+        """
         if not self._shows:
             return
-        shape = (len(entry["positions"]), self._groups, len(self._experts))
-        positions = np.array(entry["positions"], dtype=float).reshape(shape).mean(axis=1)
         known = {i: u for i, u in enumerate(entry["utilities"]) if u is not None}
-        best = positions[0] if self._best is None else self._best
         for i, utility in known.items():
-            if utility > self._highest:
-                self._highest, best = utility, positions[i]
-            self._lowest = min(self._lowest, utility)
             self._personal[i] = max(self._personal.get(i, -np.inf), utility)
-        self._best = best
-        found = {f"particle/{i}_now": utility for i, utility in known.items()}
-        found |= {f"particle/{i}_best": utility for i, utility in self._personal.items()}
+        self._highest = max([self._highest, *known.values()])
+        self._lowest = min([self._lowest, *known.values()])
+        found = {}
         if self._personal:
-            found |= {"swarm/best": self._highest, "swarm/worst": self._lowest}
+            found["overview/best"] = self._highest
+        alternatives = entry["utilities"][: self._state["own"]] if number == 0 else ()
+        constant = (self._state.get("overview") or {}).get("constant")
+        given = [self._alternative, constant, *alternatives]
+        self._alternative = max((u for u in given if u is not None), default=None)
+        if self._alternative is not None:
+            found["overview/strongest_alternative"] = self._alternative
+        if seconds_left is not None:
+            found["overview/minutes_left"] = seconds_left / 60
+        # A particle is not evaluated in every iteration: its best so far is known in each.
+        found |= {f"particle/{i}": utility for i, utility in self._personal.items()}
+        for name in ("scored", "saved", "shared"):
+            if (key := f"prompts_{name}") in entry:
+                found[f"prompts/{name}"] = entry[key]
+        if "seconds" in entry:
+            found["speed/seconds"] = entry["seconds"]
+        if self._personal:
+            found["swarm/worst"] = self._lowest
+        shape = (len(entry["positions"]), len(self._state["groups"]), len(self._state["experts"]))
+        positions = np.array(entry["positions"], dtype=float).reshape(shape).mean(axis=1)
         found["swarm/diversity"] = float(swarm_diversity(positions[None])[0])
-        counts = {f"prompts_{name}": f"prompts/{name}" for name in ("scored", "saved", "shared")}
-        for key, name in {**counts, "seconds": "speed/seconds"}.items():
-            if key in entry:
-                found[name] = entry[key]
-        shares = zip(self._experts, best.tolist(), strict=True)
-        found |= {f"coefficient/{name}": share for name, share in shares}
         self.tracker.log(number, found)
 
     def log_verdict(self, verdict: Verdict) -> None:

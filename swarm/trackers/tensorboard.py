@@ -9,7 +9,7 @@ from textwrap import indent
 from typing import Any
 
 from swarm.errors import UserError, install_command
-from swarm.trackers.base import Tracker
+from swarm.trackers.base import Tracker, coefficient_table
 
 
 class TensorBoard(Tracker):
@@ -54,17 +54,22 @@ class TensorBoard(Tracker):
         return 0
 
     def _log_values(self, step: int, values: Mapping[str, float]) -> None:
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
         self._last = max(self._last, step)
-        self._write_scalars(values)
+        scalars = [Summary.Value(tag=k, simple_value=float(v)) for k, v in values.items()]
+        self._write_event(self._last, summary=Summary(value=scalars))
         self._writer.flush()
 
     def _log_model(self, folder: Path, facts: Mapping[str, Any]) -> None:
         self._write_text("best", facts, self._last)
+        header, *rows = [list(map(_format_cell, row)) for row in coefficient_table(facts)]
+        lines = [header, ["---"] * len(header), *rows]
+        table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        self._write_text("overview/coefficients", table, self._last)
 
     def _finish_run(self, summary: Mapping[str, Any], code: int) -> None:
-        numbers = {k: v for k, v in summary.items() if type(v) in (int, float, bool)}
-        self._write_scalars({f"final/{k}": float(v) for k, v in numbers.items()})
-        self._write_text("final", summary, self._last)
+        self._write_text("overview/final", summary, self._last)
         if code:
             self._write_text("interrupted", f"The run was interrupted (code {code}).", self._last)
         writer, self._writer = self._writer, None
@@ -75,12 +80,6 @@ class TensorBoard(Tracker):
 
         event = Event(wall_time=time.time(), step=step, **what)
         self._writer.write(event.SerializeToString())
-
-    def _write_scalars(self, values: Mapping[str, float]) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        scalars = [Summary.Value(tag=k, simple_value=float(v)) for k, v in values.items()]
-        self._write_event(self._last, summary=Summary(value=scalars))
 
     def _write_text(self, name: str, content: str | Mapping[str, Any], step: int) -> None:
         """Write Markdown, or values as a code block of JSON."""
@@ -95,3 +94,7 @@ class TensorBoard(Tracker):
         tensor = TensorProto(dtype=DT_STRING, string_val=[data])
         value = Summary.Value(tag=name, metadata=kind, tensor=tensor)
         self._write_event(step, summary=Summary(value=[value]))
+
+
+def _format_cell(value: Any) -> str:
+    return value if isinstance(value, str) else f"{value:.3f}"

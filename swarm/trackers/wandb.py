@@ -17,7 +17,7 @@ from urllib.parse import urlparse
 from swarm._util.files import write_atomic
 from swarm._util.settings import checked
 from swarm.errors import UserError
-from swarm.trackers.base import Tracker
+from swarm.trackers.base import Tracker, coefficient_table
 
 DEFAULT_PROJECT = "model-swarms"
 
@@ -110,6 +110,7 @@ class WandB(Tracker):
             group=self.group,
             name=folder.name,
             job_type="search",
+            tags=_list_tags(config),
             id=id_file.read_text().strip(),
             dir=str(folder),
             mode=self.mode,
@@ -145,10 +146,12 @@ class WandB(Tracker):
         self._run.log(dict(values), step=step, commit=True)
 
     def _log_model(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        if not self.keeps_model:
-            return
         import wandb
 
+        header, *rows = coefficient_table(facts)
+        self._run.summary["overview/coefficients"] = wandb.Table(header, rows)
+        if not self.keeps_model:
+            return
         name = re.sub(r"[^a-zA-Z0-9_.-]+", "-", f"{self._run.name}-best")
         artifact = wandb.Artifact(name, type="model", metadata=dict(facts))
         for file in sorted(folder.rglob("*")):
@@ -199,6 +202,18 @@ def _init_run(**given: Any) -> Any:
                 f"tracker=wandb: {' '.join(str(error).split())}; log in with `wandb login`, or use "
                 "tracker.mode=offline"
             ) from None
+
+
+def _list_tags(config: Mapping[str, Any]) -> list[str]:
+    """Return the task, base, optimizer and seed of a configuration, at most 64 characters each."""
+    model, optimizer = config.get("model") or {}, config.get("optimizer") or {}
+    found = {
+        "task": (config.get("task") or {}).get("name"),
+        "base": str(model.get("name") or model.get("path") or "").rpartition("/")[2],
+        "optimizer": str(optimizer.get("_target_") or "").rpartition(".")[2],
+        "seed": config.get("seed"),
+    }
+    return [f"{key}: {value}"[:64] for key, value in found.items() if value not in (None, "")]
 
 
 def artifact_names(folders: Sequence[Path]) -> list[str]:

@@ -79,6 +79,8 @@ def test_the_package_is_quick_light_and_names_no_module_twice() -> None:
         assert getattr(api, name).__module__ == "swarm.api.functions"
     with pytest.raises(AttributeError, match="nothing"):
         _ = api.nothing
+    names = {*api.__all__} - {"search", "evaluate"}
+    assert names <= {*dir(swarm)} and all(getattr(swarm, n) is getattr(api, n) for n in names)
     code = (
         "import sys, time; began = time.process_time(); import swarm.api; "
         "took = time.process_time() - began; print(took < 0.2 or took, "

@@ -234,27 +234,14 @@ def ready_environment(folder: Path) -> Path:
 
 
 LOADED = """
-prompt = "What is 9 + 4?"
-asked = AutoTokenizer.from_pretrained(best.base.resolve())(prompt, return_tensors="pt")
-new = model.generate(**asked, max_new_tokens=6, do_sample=False)[0, asked.input_ids.shape[1] :]
+from transformers import AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained(best.base.resolve())
+asked = tokenizer("What is 9 + 4?", return_tensors="pt")
+new = model.generate(**asked, max_new_tokens=6, do_sample=False)[0, asked.input_ids.shape[1] :]
 text = tokenizer.decode(new, skip_special_tokens=True)
-assert text == best.generate(prompt, 6, chat=False), text
+assert text == best.generate("What is 9 + 4?", 6, chat=False), text
 print(best.base.path, model.peft_config["default"].base_model_name_or_path)
 """
-
-
-def snippets() -> dict[str, str]:
-    """The blocks, by page, that load a run's best with peft."""
-    blocks = {
-        page: re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL) for page in PAGES
-    }
-    return {
-        page.name: block
-        for page, some in blocks.items()
-        for block in some
-        if "open_run" in block and "PeftModel.from_pretrained" in block
-    }
 
 
 def test_a_result_is_loaded_by_peft_without_a_network(
@@ -273,31 +260,17 @@ def test_a_result_is_loaded_by_peft_without_a_network(
     alone = searches.environment(HF_HOME=str(tmp_path / "hub"))
     done = subprocess.run(command, cwd=tmp_path, env=alone, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "python.md" in snippets()
-    for page, block in snippets().items():
-        code = block.replace(
-            "import AutoModelForCausalLM", "import AutoModelForCausalLM, AutoTokenizer"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", code + LOADED],
-            cwd=tmp_path,
-            env=alone,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, (page, done.stderr)
-        assert done.stdout.split() == [base.path, base.name]
-
-
-def test_the_tutorial_shows_the_files_that_its_example_writes(own_folder: Path) -> None:
-    page = (searches.ROOT / "docs" / "tutorial_own_adapters.md").read_text()
-    assert (own_folder / "task" / "mine.yaml").read_text() in page
-    shown = re.findall(r"```json\n(.*?)```", page, re.DOTALL)[0].splitlines()
-    assert set(shown) <= set((own_folder / "items.jsonl").read_text().splitlines())
+    page = (searches.ROOT / "docs" / "python.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (code,) = (one for one in blocks if "open_run" in one and "PeftModel.from_pretrained" in one)
+    command = [sys.executable, "-c", code + LOADED]
+    done = subprocess.run(command, cwd=tmp_path, env=alone, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [base.path, base.name]
 
 
 def test_the_readme_is_short() -> None:
-    assert len((searches.ROOT / "README.md").read_text().split()) <= 700
+    assert len((searches.ROOT / "README.md").read_text().split()) <= 500
 
 
 def test_the_address_that_is_not_known_is_left_open_in_one_place() -> None:

@@ -171,6 +171,13 @@ def test_the_reference_has_what_is_public(site: Path) -> None:
         assert all(f'id="{name}' in text for name in names), (page, names)
 
 
+def test_signatures_are_wrapped(site: Path) -> None:
+    text = (site / "reference" / "optimizers.html").read_text(encoding="utf-8")
+    shown = re.findall(r'class="doc-signature highlight">.*?<code>(.*?)</code>', text, re.DOTALL)
+    lines = unescape(re.sub(r"<[^>]+>", "", "\n".join(shown))).splitlines()
+    assert len(lines) > 100 and max(map(len, lines)) <= 90
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_it_fits_and_stays_at_home(browser: Any, address: str, size: str) -> None:
     with shown(browser, address, size, "dark" if size == "telephone" else "light") as view:

@@ -64,45 +64,40 @@ def shown(folder: Path) -> tracker_files.Offline:
     return tracker_files.Offline(folder)
 
 
-def test_an_offline_run_has_the_originals_series(
+def test_an_offline_run_has_an_overview_then_each_particle(
     folder: Path, shown: tracker_files.Offline
 ) -> None:
-    state = read_state(folder)
-    pad = build_scratchpad(state["rounds"])
+    state, run = read_state(folder), RunFolder(folder)
+    pad, rows = build_scratchpad(state["rounds"]), shown.history
     assert shown.steps == [*range(5)]
-    assert [row["swarm/best"] for row in shown.history[:5]] == pad["g_history"]
-    for number, entry in enumerate(state["rounds"]):
-        row = shown.history[number]
-        assert [row[f"particle/{i}_now"] for i in range(6)] == entry["utilities"]
-    last = shown.history[4]
-    assert last["swarm/worst"] == pad["g_worst"]
-    assert all(last[f"particle/{i}_best"] == pad[f"particle_{i}_best"] for i in range(6))
+    assert min(name for name in rows[0] if not name.startswith("_")) == "overview/best"
+    assert [row["overview/best"] for row in rows] == pad["g_history"]
+    alone = run.utility_at(run.best_expert())
+    assert {row["overview/strongest_alternative"] for row in rows} == {alone}
+    for number, row in enumerate(rows):
+        assert row["swarm/worst"] == min(min(e["utilities"]) for e in state["rounds"][: number + 1])
+    assert all(rows[4][f"particle/{i}"] == pad[f"particle_{i}_best"] for i in range(6))
+    assert np.allclose(
+        [row["swarm/diversity"] for row in rows], measure_trajectory(run)["diversity"]
+    )
+    assert all(row["prompts/saved"] == 0 and row["prompts/scored"] == 180 for row in rows)
     for metric in ("starting_best_validation_utility", "ending_best_single_test_accuracy"):
         assert shown.summary[metric] == read_verdict(state).original_names()[metric]
     assert shown.config["seed"] == 7 and shown.config["task"]["name"] == "made"
     assert (shown.code, shown.run.job_type, shown.run.run_group) == (0, "search", "mine")
-
-
-def test_diversity_and_coefficients_are_series(folder: Path, shown: tracker_files.Offline) -> None:
-    run = RunFolder(folder)
-    rows = shown.history[: len(run.rounds)]
-    assert np.allclose(
-        [row["swarm/diversity"] for row in rows], measure_trajectory(run)["diversity"]
-    )
-    best = run.means[run.find_best()]
-    assert np.allclose([rows[-1][f"coefficient/{name}"] for name in run.experts], best)
-    assert all(row["prompts/saved"] == 0 and row["prompts/scored"] == 180 for row in rows)
+    assert (shown.run.display_name, [*shown.run.tags]) == ("run", ["task: made", "seed: 7"])
 
 
 def test_both_tell_the_same(folder: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(folder, tmp_path / "run", symlinks=True)
     tell(copy, MultiTracker("offline"), {})
     found, offline = tracker_files.events(copy), tracker_files.Offline(copy)
-    scalars = [tag for tag in found.Tags()["scalars"] if not tag.startswith("final/")]
+    scalars = found.Tags()["scalars"]
     series = {name for row in offline.history[:5] for name in row if not name.startswith("_")}
     assert set(scalars) == series
     for name in scalars:
         theirs = [row[name] for row in offline.history if name in row]
+        assert len(theirs) > 1, "a single point is no series"
         assert np.allclose([event.value for event in found.Scalars(name)], theirs)
 
 
@@ -123,6 +118,10 @@ def test_the_best_is_an_artifact_that_names_its_experts(
     assert expert["folder"] == str(folder.parent / "pool" / "logic")
     assert expert["sha256"] == hashlib.sha256(b"logic").hexdigest()
     assert facts["experts"]["counting"]["folder"] is None
+    (table,) = shown.files.rglob("*.table.json")
+    assert json.loads(table.read_text())["data"] == [
+        list(one) for one in zip(run.experts, shares, strict=True)
+    ]
 
 
 def test_what_cannot_be_linked_is_a_warning(
@@ -146,7 +145,7 @@ def test_experts_name_the_artifacts_that_they_were(tmp_path: Path) -> None:
 def test_nothing_is_written_that_was_not_told(folder: Path, shown: tracker_files.Offline) -> None:
     theirs = b"".join(p.read_bytes() for p in folder.glob("wandb/**/*") if p.is_file())
     assert KEY.encode() not in theirs and b"password" not in theirs
-    assert not list(shown.files.iterdir())
+    assert [one.name for one in shown.files.iterdir()] == ["media"], "the table"
     assert not shown.run.host and not shown.run.git.remote_url
     (rule,) = shown.metrics
     assert rule.glob_name == "particle/*" and rule.summary.none, "no column of the table of runs"
@@ -160,8 +159,8 @@ def test_another_start_writes_the_whole_run_again(folder: Path, tmp_path: Path) 
     tell(copy, WandB("offline"), {})
     again = tracker_files.Offline(copy)
     assert again.run.run_id == first.run.run_id and again.steps == first.steps
-    best = [row.get("swarm/best") for row in first.history]
-    assert [row.get("swarm/best") for row in again.history] == best
+    best = [row.get("overview/best") for row in first.history]
+    assert [row.get("overview/best") for row in again.history] == best
 
 
 def test_an_interrupted_and_a_killed_search_go_on_as_one_run(
@@ -186,8 +185,9 @@ def test_an_interrupted_and_a_killed_search_go_on_as_one_run(
     assert shown.steps == list(range(len(shown.steps)))
     # What ends between a round's record and its telling is told by the next start.
     assert len(state["rounds"]) - len(shown.steps) in (0, 1)
-    for row, entry in zip(shown.history, state["rounds"], strict=False):
-        assert [row[f"particle/{i}_now"] for i in range(6)] == entry["utilities"]
+    best = build_scratchpad(state["rounds"])["g_history"]
+    assert [row["overview/best"] for row in shown.history] == best[: len(shown.steps)]
+    assert "overview/minutes_left" in shown.history[-1]
 
 
 def _rounds(folder: Path) -> int:

@@ -35,28 +35,32 @@ def folder(tmp_path_factory: Any) -> Path:
 
 def test_the_series_are_those_of_the_run(folder: Path) -> None:
     found, run = tracker_files.events(folder), RunFolder(folder)
-    best = found.Scalars("swarm/best")
+    best = found.Scalars("overview/best")
     assert [event.step for event in best] == list(range(5))
     assert np.allclose([event.value for event in best], run.best_so_far())
     for i in range(run.particles):
-        now = [event.value for event in found.Scalars(f"particle/{i}_now")]
-        assert np.allclose(now, run.utilities[:, i])
-    tags = set(found.Tags()["scalars"])
-    assert {"swarm/diversity", "prompts/saved", "coefficient/logic", "final/gain"} <= tags
-    assert found.Scalars("final/gain")[0].value == pytest.approx(
-        run.verdict.start_model.gain.difference
-    )
+        best = [event.value for event in found.Scalars(f"particle/{i}")]
+        assert np.allclose(best, np.maximum.accumulate(run.utilities[:, i]))
+    tags = found.Tags()["scalars"]
+    assert min(tags) == "overview/best" and {"swarm/diversity", "prompts/saved"} <= {*tags}
+    assert all(len(found.Scalars(tag)) == 5 for tag in tags)
     config = tracker_files.text(found, "config")
     assert '"seed": 7' in config and "sk-secret" not in config
     assert '"coefficient"' in tracker_files.text(found, "best")
-    assert '"verdict"' in tracker_files.text(found, "final")
+    table = tracker_files.text(found, "overview/coefficients").splitlines()
+    share = run.positions[run.find_best()][0]
+    assert table[2] == f"| {run.experts[0]} | {share:.3f} |" and len(table) == 6
+    gain = run.verdict.start_model.gain.difference
+    assert f'"gain": {gain}' in tracker_files.text(found, "overview/final")
 
 
 def test_another_start_logs_no_step_twice(folder: Path) -> None:
-    before = [(one.step, one.value) for one in tracker_files.events(folder).Scalars("swarm/best")]
+    before = [
+        (one.step, one.value) for one in tracker_files.events(folder).Scalars("overview/best")
+    ]
     log_run(folder, TensorBoard())
     assert len(list(folder.glob("tensorboard/*"))) == 1
-    after = [(one.step, one.value) for one in tracker_files.events(folder).Scalars("swarm/best")]
+    after = [(one.step, one.value) for one in tracker_files.events(folder).Scalars("overview/best")]
     assert after == before
 
 
@@ -70,7 +74,7 @@ def test_an_interrupted_run_is_marked(tmp_path: Path) -> None:
     ):
         raise KeyboardInterrupt
     found = tracker_files.events(made)
-    assert len(found.Scalars("swarm/best")) == 5
+    assert len(found.Scalars("overview/best")) == 5
     assert "code 130" in tracker_files.text(found, "interrupted")
 
 

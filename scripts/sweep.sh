@@ -17,4 +17,4 @@ mkdir -p search
 sed -e "s/nlgraph_mini/$task/g; s/dev: .*/dev: ${DEV:-200}/; s/trials: .*/trials: ${TRIALS:-10}/" \
     -e "s/budgets: .*/budgets: [${BUDGET:-400}]/" conf/study/sweep.yaml >"search/sweep_$task.yaml"
 exec "$python" -m swarm.study "search/sweep_$task.yaml" gpus="${GPUS-0,1,2,3,4}" \
-    model=gemma_7b pool.folder=initial_experts/gemma_7b tracker=wandb "$@"
+    model=gemma_7b pool=gemma_7b tracker=wandb "$@"

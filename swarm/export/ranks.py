@@ -4,6 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from hydra.errors import HydraException
+
+from swarm._util.cli import to_user_error
 from swarm.errors import UserError
 from swarm.evaluation.checkpoints import CheckpointCandidate
 from swarm.evaluation.evaluation import Evaluation
@@ -39,8 +42,8 @@ def cut_rank(source: ExportSource, rank: int, folder: Path, base: str | None) ->
     write_adapters(folder, adapters, source.note, routed[0] if routed else None)
     try:
         measured = measure_cut(source, folder, base)
-    except UserError as error:
-        measured = f"not measured on dev: {error}"
+    except (UserError, HydraException) as error:
+        measured = f"not measured on dev: {to_user_error(error)}"
     worst = max(errors, key=lambda error: error["overall"])
     cut = {"rank": rank, "error": worst, "dev": measured}
     return replace(source, folder=folder, note={**source.note, "cut": cut})

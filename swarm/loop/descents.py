@@ -246,7 +246,7 @@ class Descents:
                 (tuple(one.position.tolist()),),
                 DESCENT,
                 tuple(self.searched),
-                (f"particle {one.particle} in the descent of iteration {number}",),
+                (f"mixture {one.particle} in the training of round {number}",),
                 tuple(self._files_of(one.position)),
                 self.seed,
                 descent=one.descent,

@@ -292,7 +292,7 @@ def name_positions(
     """
     found: dict[PositionTuple, str] = {}
     for i, row in enumerate(positions):
-        name, worst = f"particle {i} of iteration {iteration}", np.abs(row).max(initial=0.0)
+        name, worst = f"mixture {i} of round {iteration}", np.abs(row).max(initial=0.0)
         if not iteration and i < len(experts):
             name = experts[i]
         if not worst <= MAX_COEFFICIENT:  # nor if it is NaN

@@ -58,15 +58,15 @@ def describe_plan(run: Run, config: Mapping[str, Any]) -> str:
     test = f", {len(run.task.items('test'))} test items" if run.settings.test else ""
     lines = {
         "folder": f"{run.record.folder}: {begun}",
-        "pool": f"{len(run.pool.names)} experts ({', '.join(run.pool.names)})",
+        "pool": f"{len(run.pool.names)} adapters ({', '.join(run.pool.names)})",
         "task": f"{run.task.name}: {items} dev items{test}",
-        "search": f"at most {pluralize(positions, 'position')} ({start} at the start, then {batch} "
-        f"an iteration) on {items} dev items{within}",
+        "search": f"at most {pluralize(positions, 'mixture')} ({start} at the start, then {batch} "
+        f"a round) on {items} dev items{within}",
         "then": f"at most {final} items on test and dev, for the verdict",
         "gains": _describe_resolution(run),
         "judging": _describe_judging(run, positions),
         "optimizer": "; ".join(run.notes),
-        "gradients": f"before an iteration: {describe_descent(descent)}" if descent else "",
+        "gradients": f"before a round: {describe_descent(descent)}" if descent else "",
         "memory": _describe_memory(run, config, folder),
     }
     selection, to_choose = run.selection, 0
@@ -145,7 +145,7 @@ def _describe_memory(run: Run, config: Mapping[str, Any], folder: Path | None) -
         import torch
 
         free = torch.cuda.mem_get_info(gpus[0])[0]
-    parts = {"weights": weights, "experts": basis, "positions of a job": mixed}
+    parts = {"weights": weights, "adapters": basis, "mixtures of a job": mixed}
     listed = ", ".join(f"{name} {format_amount(number, 'B')}" for name, number in parts.items())
     total = sum(parts.values())
     fits = "" if total < free else "; DOES NOT FIT"

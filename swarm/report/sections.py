@@ -70,7 +70,7 @@ def summarize_verdict(models: PairedComparison) -> Statement:
     """Return the verdict; of a search that has not ended, how far it is."""
     run, (start, end) = models.run, models.results("dev")
     if start is None or end is None:
-        sentence = "no particle has been evaluated on all dev items yet."
+        sentence = "no mixture has been evaluated on all dev items yet."
         return Statement("open", "Nothing measured yet", sentence)
     if models.verdict:
         return state_verdict(models.verdict, run.path)
@@ -148,7 +148,7 @@ def front_blocks(models: PairedComparison) -> list[Block]:
     volumes = found.hypervolume_history
     volume = Chart(
         "Hypervolume of the front",
-        "iteration",
+        "round",
         "hypervolume on dev",
         [Series("hypervolume", range(len(volumes)), volumes, "steps", "strong")],
         f"From {volumes[0]:.4g} to {volumes[-1]:.4g}",
@@ -213,7 +213,7 @@ def _describe_front(found: ParetoFront) -> list[str]:
     reference = ", ".join(f"{name} {format_number(value)}" for name, value in worst)
     points = pluralize(len(found.front_indices), "point")
     lines = [
-        f"{points} of {len(found.measured_indices)} measured positions. The worst of the experts "
+        f"{points} of {len(found.measured_indices)} measured mixtures. The worst of the experts "
         f"in each objective: {reference}."
     ]
     for name, bound in found.constraints.items():
@@ -224,7 +224,7 @@ def _describe_front(found: ParetoFront) -> list[str]:
         lines.append(f"Constraint: {name} at least {least} on dev.")
     if found.constraint_violations.min() > 0:
         lines.append(
-            "No position meets the constraints: the front has those with the smallest violation, "
+            "No mixture meets the constraints: the front has those with the smallest violation, "
             "and its hypervolume is 0."
         )
     return lines
@@ -253,7 +253,7 @@ def progress_blocks(models: PairedComparison) -> list[Block]:
     if np.isfinite(run.utilities[run.find_best()]):
         began = rank_of_origin(run)
         blocks.append(
-            f"The best particle at the end, number {began['particle']}, started as "
+            f"The best at the end, number {began['particle']}, started as "
             f"{began['start_kind']} at rank {began['rank']:g} of {began['of']}."
         )
     found = measure_trajectory(run)
@@ -261,11 +261,11 @@ def progress_blocks(models: PairedComparison) -> list[Block]:
     spread = Series("mean distance", np.arange(len(apart)), apart, weight="strong")
     ends = f"From {format_number(apart[0])} to {format_number(apart[-1])}"
     blocks.append(
-        Chart("Distance from the swarm's middle", "iteration", "mean distance", [spread], ends)
+        Chart("Distance from the swarm's middle", "round", "mean distance", [spread], ends)
     )
     blocks.append(
         "Outside the experts' hull (a coefficient below 0, or a sum other than 1) were "
-        f"{format_percent(outside[0])} of the particles at the start and "
+        f"{format_percent(outside[0])} of the mixtures at the start and "
         f"{format_percent(outside[-1])} at the end."
     )
     return blocks

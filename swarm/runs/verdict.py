@@ -703,7 +703,7 @@ def format_one_answer_warnings(found: Sequence[OneAnswer], name: str, split: str
 def _describe_constraint(part: str, one: Constraint) -> str:
     """Describe in one sentence whether the best position meets a constraint."""
     whose = "the base model's" if one.base else "given"
-    met = "met" if one.met else "NOT met by any position; this one has the smallest violation"
+    met = "met" if one.met else "NOT met by any mixture; this one has the smallest violation"
     line = f"Constraint: {part} at least {one.at_least:.3f} ({whose}) on dev: {one.dev:.3f}, {met}"
     if one.test:
         line += f"; on test {one.test.utility:.3f} (n = {one.test.n})"

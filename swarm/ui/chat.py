@@ -128,11 +128,11 @@ class AnswerCard:
         self._waiting: list[str] = []  # members of a collaboration
         self._notes: list[str] = []  # summaries of a consortium's iterations
         self._began, self._first_s = time.monotonic(), math.nan
-        self._stopped = threading.Event()
+        self._over = threading.Event()  # of this attempt: what its thread still sends is dropped
         self._drawn, self._complete = 0, False
         self._stages.clear()
         self._attempts += 1
-        start_thread(self._run, name="swarm-page")
+        start_thread(self._run, self._over, name="swarm-page")
 
     def _copy(self) -> None:
         ui.clipboard.write(self._text)
@@ -140,32 +140,34 @@ class AnswerCard:
 
     def stop(self) -> None:
         """Stop waiting; generation ends with the next streamed piece."""
-        self._stopped.set()
-        self._finish(error="stopped")
+        self._finish(self._over, error="stopped")
 
-    def _finish(self, stages: Transcript | None = None, error: str = "") -> None:
-        if self.state == "done":  # it was stopped meanwhile
+    def _finish(
+        self, over: threading.Event, stages: Transcript | None = None, error: str = ""
+    ) -> None:
+        if over.is_set():  # it was stopped meanwhile
             return
+        over.set()
         self.turn.stages, self.turn.error = stages, error
         if stages:
             self.turn.answers, self.turn.warnings = stages.answers, stages.warnings
             self._text = stages.final.text
         self.state = "done"
 
-    def _run(self) -> None:
+    def _run(self, over: threading.Event) -> None:
         try:
             model = self.column.find()
             model.check()
             model.open(None)  # type: ignore[arg-type]  # on the roster's device
-            self._check_running()
+            _check_running(over)
             self.state = "answering"
-            self._finish(self._collect_transcript(model))
+            self._finish(over, self._collect_transcript(model, over))
         except Cancelled:
-            self._finish(error="stopped")
+            pass
         except Exception as error:  # shown on the page instead of a traceback
-            self._finish(error=describe_error(error))
+            self._finish(over, error=describe_error(error))
 
-    def _collect_transcript(self, model: Model) -> Transcript:
+    def _collect_transcript(self, model: Model, over: threading.Event) -> Transcript:
         options, sample = self._options, self._attempts - 1
         local = _is_local(self.column.name)  # draws by the seed, others by their own
         request = Request(
@@ -174,24 +176,24 @@ class AnswerCard:
             temperature=options.temperature,
             seed=(options.seed or 0) + sample if sample and local else options.seed,
             sample=sample,
-            stop_check=lambda text: self._stopped.is_set(),
+            stop_check=lambda text: over.is_set(),
         )
         request = with_prompt_form(model, request, options.prompt_form)
         if not isinstance(model, Collaboration):
             with closing(model.stream(request)) as pieces:
-                final = forward_items(pieces, self._add_delta)
+                final = forward_items(pieces, partial(self._add_delta, over))
             error = "" if final.text.strip() else "an empty answer"
             call = AgentAnswer(1, "model", self.column.name, 0, request.prompt, final, error)
             return Transcript([[call]], final)
-        (outcome,) = model.run([request], lambda number, event: self._handle_event(model, event))
+        (outcome,) = model.run([request], lambda _, event: self._handle_event(model, event, over))
         if isinstance(outcome, UserError):
             raise outcome
         stages: Transcript = outcome
         return stages
 
-    def _handle_event(self, model: Any, event: Any) -> None:
+    def _handle_event(self, model: Any, event: Any, over: threading.Event) -> None:
         """Process an event of a collaboration."""
-        self._check_running()
+        _check_running(over)
         if isinstance(event, CallStarted):
             self._waiting.append(event.name)
         elif isinstance(event, AgentAnswer):
@@ -199,19 +201,15 @@ class AnswerCard:
             if event.name in self._waiting:
                 self._waiting.remove(event.name)
         elif isinstance(event, Delta):
-            self._add_delta(event)
+            self._add_delta(over, event)
         elif isinstance(event, Iteration):
             self._notes.append(format_event(model, event))
 
-    def _add_delta(self, delta: Delta) -> None:
-        self._check_running()
+    def _add_delta(self, over: threading.Event, delta: Delta) -> None:
+        _check_running(over)
         if delta.text and math.isnan(self._first_s):
             self._first_s = time.monotonic() - self._began
         self._text += delta.text
-
-    def _check_running(self) -> None:
-        if self._stopped.is_set():
-            raise Cancelled
 
     def refresh(self) -> None:
         """Draw what was received since the last refresh."""
@@ -251,6 +249,11 @@ class AnswerCard:
         if final.finish == "length":
             words += f"; ended at the limit of {final.new_tokens} tokens (Settings)"
         return words if final.text.strip() else f"an empty answer; {words}"
+
+
+def _check_running(over: threading.Event) -> None:
+    if over.is_set():
+        raise Cancelled
 
 
 def _draw_call(count: int, answer: AgentAnswer) -> None:

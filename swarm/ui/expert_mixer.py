@@ -2,7 +2,6 @@
 
 import os
 import random
-import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from swarm._util.terminal import format_number
@@ -80,7 +79,9 @@ def list_parts(home: AppState, run: str = "") -> dict[str, float]:
     best = path.relative_to(home.folder).as_posix()
     routed = read_routed_adapter(path)
     parts = [f"{best}/{one.name}" for one in routed[1]] if routed else [best]
-    pool = RunFolder(path.parent).config["pool"]["folder"]
+    pool = RunFolder(path.parent).config["pool"].get("folder")
+    if pool is None:
+        raise UserError(f"{run} has no adapters to mix: its models are whole ones")
     if find_pool(pool).resolve() != find_pool(home.pool).resolve():
         own = [(find_pool(pool) / name).as_posix() for name in find_adapters(find_pool(pool))]
     return {**dict.fromkeys([*parts, *own], 0.0), parts[0]: 1.0}
@@ -190,7 +191,7 @@ def label_models(home: AppState) -> dict[str, str]:
     labels = {}
     for name in list_model_names(home):
         members = "" if name.startswith("local/") else describe_members(name)
-        keys = [key for one, key in missing.items() if re.search(rf"(?<![\w/]){one}/", members)]
+        keys = [key for one, key in missing.items() if f" {one}/" in f" {members}"]
         labels[name] = f"{name} (needs {keys[0]})" if keys else name
     return labels
 

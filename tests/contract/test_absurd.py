@@ -119,9 +119,9 @@ def test_a_descent_into_what_is_not_finite_names_its_particle(
 @pytest.mark.parametrize("value", [1e7, -1e117, float("inf"), float("nan")])
 def test_a_position_beyond_all_bounds_is_named(value: float) -> None:
     positions = np.zeros((3, 2))
-    assert set(name_positions(positions, 0).values()) == {"particle 0 of iteration 0"}
+    assert set(name_positions(positions, 0).values()) == {"mixture 0 of round 0"}
     positions[1, 0] = value
-    with pytest.raises(UserError, match="particle 1 of iteration 4: a coefficient of"):
+    with pytest.raises(UserError, match="mixture 1 of round 4: a coefficient of"):
         name_positions(positions, 4)
 
 

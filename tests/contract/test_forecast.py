@@ -28,9 +28,9 @@ def test_a_dry_run_counts_and_writes_nothing(command: list[str], tmp_path: Path)
     )
     assert "the first job will show how long it takes" in done.out
     lines = {line.split()[0]: line for line in done.out.splitlines()}
-    assert lines["folder"].endswith(": new") and "4 experts" in lines["pool"]
+    assert lines["folder"].endswith(": new") and "4 adapters" in lines["pool"]
     assert "12 dev items, 16 test items" in lines["task"]
-    assert "at most 30 positions (6 at the start, then 6 an iteration)" in lines["search"]
+    assert "at most 30 mixtures (6 at the start, then 6 a round)" in lines["search"]
     assert " free (weights " in lines["memory"]
     away = search(*command, "model.path=some/base", "dry_run=true")
     assert "some/base is not on this disk" in away.out, "it is not fetched"

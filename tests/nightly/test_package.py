@@ -93,8 +93,6 @@ def test_an_empty_folder_and_the_wheel_are_enough(
     assert "local/rooms" in call(python, "-m", "swarm.moa", "--list", cwd=tmp_path)
     assert "gsm8k  absent" in call(python, "-m", "swarm.fetch_data", "--list", cwd=tmp_path)
     assert "--jsonl" in call(python, "-m", "swarm.experts", "train", "--help", cwd=tmp_path)
-    default = call(python, "-m", "swarm.experts", "fetch", "--help", cwd=tmp_path)
-    assert "initial_experts/gemma_7b" in default
     where = call(
         python,
         "-c",

@@ -140,6 +140,9 @@ def test_a_chat_remembers_stops_and_shows_text_as_text(
         page.get_by_text("Stop", exact=True).click()
         page.get_by_text("stopped").wait_for()
         assert page_endpoint.left.wait(60)
+        page.get_by_label("Answer again").click()
+        page.get_by_text("Stop", exact=True).click()
+        page.get_by_text("stopped").wait_for()
         assert text_of(ask(page, "anew")) == "user: anew / system: Be brief."
 
 

@@ -43,7 +43,7 @@ class Comparison:
     """One question to several models, each a group of one, run as by `python -m swarm.compare`.
 
     Args:
-        names: Names of two or more models.
+        names: Names of the models.
         question: Text of the question.
         settings: Settings of `swarm.compare.question_types.FreeForm`.
 
@@ -52,12 +52,12 @@ class Comparison:
         total: Number of answers in total.
 
     Raises:
-        UserError: There are fewer than two models, or the question is empty.
+        UserError: There is no model, or the question is empty.
     """
 
     def __init__(self, names: Sequence[str], question: str, **settings: Any) -> None:
-        if len(set(names)) < 2:
-            raise UserError("models: choose at least two to compare")
+        if not names:
+            raise UserError("models: choose at least one")
         if not question:
             raise UserError("the question is empty; type one")
         self._question = Question.create(type="free_form", paraphrases=[question], **settings)
@@ -135,7 +135,7 @@ class _CompareForm:
         self._open_viewer = open_viewer
         self._comparison: Comparison | None = None
         with ui.card().classes("w-full gap-2"):
-            self._models = draw_model_field(labels, "Models, at least two")
+            self._models = draw_model_field(labels, "Models")
             self._question = ui.textarea("Question").props("autogrow rows=1").classes("w-full")
             with ui.element("div").classes("fields w-full"):
                 self._samples = ui.number("Samples per model", value=10, min=1, max=1000)

@@ -18,7 +18,14 @@ from swarm.errors import UserError
 from swarm.pool.discovery import HUB
 from swarm.runs.lock import running_info
 from swarm.ui.launcher import check_search, format_command, output_path, read_failure
-from swarm.ui.layout import REFRESH_S, JobButton, draw_command, draw_heading, page_frame
+from swarm.ui.layout import (
+    REFRESH_S,
+    JobButton,
+    describe_error,
+    draw_command,
+    draw_heading,
+    page_frame,
+)
 from swarm.ui.state import AppState
 
 
@@ -131,7 +138,7 @@ def store_upload(home: AppState, name: str, content: bytes) -> str:
 
     The same content has the same path, and a file is never replaced by another one.
     """
-    target = home.folder / UPLOADS_FOLDER / short_digest(content.hex()) / name
+    target = home.folder / UPLOADS_FOLDER / short_digest(content.hex()) / Path(name).name
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(content)
     return target.relative_to(home.folder).as_posix()
@@ -156,7 +163,7 @@ class SearchForm:
     def __init__(self, home: AppState) -> None:
         self._home = home
         self._arguments: list[str] | None = None  # of a form that is not checked yet
-        self._changed, self._checking = 0.0, False
+        self._changed, self._checking, self._suggested = 0.0, False, ""
         self._chosen, self._cards = "", dict[str, ui.card]()
         with ui.element("div").classes("w-full grid grid-cols-1 md:grid-cols-3 gap-4"):
             for key, one in BEGINNINGS.items():
@@ -239,7 +246,9 @@ class SearchForm:
         """Suggest a free name: what is done, with a number where it was done before."""
         task = Path(self._task.value or "mine").stem if self._chosen == "mine" else ""
         name = re.sub(r"[^\w+-]+", "_", task or BEGINNINGS[self._chosen].experiment)
-        self._name.set_value(find_free_name(self._home.runs_folder, name))
+        if self._name.value in ("", self._suggested):
+            self._suggested = find_free_name(self._home.runs_folder, name)
+            self._name.set_value(self._suggested)
         self._refresh_command()
 
     async def _store_file(self, event: events.UploadEventArguments) -> None:
@@ -282,7 +291,10 @@ class SearchForm:
             return
         self._checking = True
         self._cost.set_text("Computing the cost …")
-        valid, result = await run_in_thread(check_search, arguments)
+        try:
+            valid, result = await run_in_thread(check_search, arguments)
+        except Exception as error:  # shown on the page instead of a traceback
+            valid, result = False, describe_error(error)
         self._checking = False
         if self._arguments is not arguments:  # the form changed meanwhile
             return

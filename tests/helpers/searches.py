@@ -74,7 +74,7 @@ def arguments(folder: Path, base: Path, pool: Path, name: str = "run", **more: A
 def several(folder: Path, base: Path, pool: Path, name: str = "run", **more: Any) -> list[str]:
     """As `arguments`, of two objectives: how well two different texts are foreseen."""
     keys: dict[str, Any] = {"task": "mixture", "ensemble": 0}
-    for part, text, items in (("A", "README.md", 4), ("B", "pyproject.toml", 5)):
+    for part, text, items in (("A", "LICENSE", 4), ("B", "data/contrary.json", 5)):
         keys |= {
             f"+task@task.tasks.{part}": "perplexity",
             f"task.tasks.{part}.file": ROOT / text,

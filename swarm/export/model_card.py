@@ -62,6 +62,7 @@ def render_card(
         task=f" for the task {task}" if task else "",
         components=_describe_components(source),
         numbers="\n".join(_separate_paragraphs(_list_numbers(source))),
+        prompt_form=source.note.get("prompt_form"),
         cut="; ".join(describe_cut(source.note["cut"])) if "cut" in source.note else "",
         base=source.base_name or "BASE",
         merged=merged,

@@ -149,6 +149,8 @@ def read_source(
     folder = source.folder
     routed = read_routed_adapter(folder)
     full = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder")
     if not (routed or full or (folder / CONFIG_FILE).is_file()):
         raise UserError(
             f"{folder} contains neither an adapter nor a model in safetensors; give the folder of "
@@ -238,9 +240,15 @@ def open_pool(source: ExportSource) -> Pool:
     if run is None or not config.get("pool"):
         raise UserError(f"{source.folder}: has no configuration of a pool, as a search has")
     pool: Pool = instantiate(config["pool"], _convert_="all")
-    pool.open(instantiate(config["model"], _convert_="all"))
+    model = instantiate(config["model"], _convert_="all")
+    # A search that chooses kinds does so after it has read its experts.
+    router, pool.router = pool.router, None
+    pool.open(model)
     if pool.fingerprint() != source.state["identity"]["pool weights"]:
         raise UserError(f"{run.path}: the experts of its pool have changed since the search")
+    if router:
+        pool.router = router
+        pool.open(model)
     pool.learned = run.learned_files()
     return pool
 

@@ -15,6 +15,7 @@ from swarm.errors import UserError
 from swarm.report.document import Block, ChangedItem, ChangedItems
 from swarm.runs.folder import ParticleIndex, RunFolder
 from swarm.runs.verdict import BY_DOMAIN, CONSTANT, EXPERT
+from swarm.scorers.own_file import read_task
 from swarm.stats.significance import mean_interval
 from swarm.tasks.base import Item, TaskRun
 from swarm.tasks.dataset import DataTask
@@ -27,6 +28,8 @@ MAX_ITEMS_SHOWN = 100
 
 MAX_TEXT_LENGTH = 1_200
 """Maximum length of a question or an answer in characters; longer texts are cut."""
+
+OWN_FILE = f"{read_task.__module__}.{read_task.__qualname__}"
 
 NON_TEXT_KEYS = ("id", "part", "domain", "split", "answer")
 """Text fields of an item that are not part of its question."""
@@ -261,6 +264,10 @@ def iterate_data_items(task: Mapping[str, Any], split: str) -> Iterator[dict[str
     Raises:
         UserError: A file is missing or invalid.
     """
+    if task.get("_target_") == OWN_FILE:
+        settings = {key: value for key, value in task.items() if key != "_target_"}
+        yield from map(dict, read_task(**settings).items(split))
+        return
     if "tasks" not in task:
         keys = ("file", "dev_limit", "test_limit", "ids", "dedupe", "dev_seed")
         data = _Items(task["name"], **{key: task[key] for key in keys if key in task})

@@ -79,7 +79,10 @@ class Overview:
             if all(one <= least for one, least in zip(row, self.constants, strict=True))
         ]
         if len(weak) == len(self.experts):
-            found.append("None of them beats a constant answer: it takes a mixture, or training.")
+            found.append(
+                "None of them beats a constant answer: are the prompts in their form "
+                "(task.chat=auto)? If so, it takes a mixture, or training."
+            )
         elif weak:
             more = f" and {len(weak) - MAX_NAMES} more" * (len(weak) > MAX_NAMES)
             verb, them = ("beats", "it") if len(weak) == 1 else ("beat", "them")

@@ -423,8 +423,9 @@ def state_verdict(verdict: Verdict, folder: Path | None = None) -> Statement:
         finding = f"the search ended before it moved ({start.ended}); {finding}"
         return Statement("open", "Nothing searched", finding, "Give it a larger budget, or time.")
     if start and start.whole:
+        by = ", by dev items that it did not train on," * (verdict.no_gradient is not None)
         finding = (
-            f"the search found nothing better than the {start.label}, which has "
+            f"the search found nothing better{by} than the {start.label}, which has "
             f"{found.utility:.3f} on {items}; {label}, {rank}, has {strongest.test.utility:.3f}."
         )
         return Statement("worse", "Not worth it", finding, f"Use the {start.label}.", export)

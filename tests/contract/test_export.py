@@ -51,12 +51,13 @@ def written(source: Path, to: Path, *kind: str, **keys: Any) -> str:
 
 
 def loaded(export: Path) -> Any:
-    """The model that the card's lines load beside the export's folder."""
-    code = (export / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    """The model that the card's lines load beside the export's folder, and let answer."""
+    code, *asked = re.findall(r"(?s)```python\n(.*?)```", (export / "README.md").read_text())
     assert sum(" = " in line for line in code.splitlines()) <= 2 and "swarm" not in code
     space: dict[str, Any] = {}
     with contextlib.chdir(export.parent):
-        exec(code, space)
+        for lines in (code, *asked):
+            exec(lines, space)
     return space["model"]
 
 

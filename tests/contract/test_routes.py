@@ -324,6 +324,9 @@ def test_a_search_from_the_first_prompt_to_an_exported_adapter(
     shown = str(configuration_blocks(PairedComparison(run)))
     assert f"['kinds of prompts', '2: {', '.join(routes['names'])}']" in shown
     saved_answers_are_the_searchs(run, composed, tiny_llama)
+    for name in ("routes", "expert"):
+        Export(str(folder), str(tmp_path / name), base=str(tiny_llama), baseline=name).write()
+    assert (tmp_path / "expert" / "adapter_config.json").is_file()
     exports_work(folder, composed, tiny_llama, tmp_path)
     first, items = run.rounds[0], len(run.load_answers((0, 0)))
     assert first["prompts_embedded"] == items

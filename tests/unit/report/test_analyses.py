@@ -130,7 +130,7 @@ def test_spread_and_hull_of_the_swarm(tmp_path: Path) -> None:
     soups = ["1.5 x mean", "mean of all"]
     assert kinds == ["amber", "birch", *soups, "crossover child", "drawn"]
     assert analyses.rank_of_origin(models.run)["start_kind"] == "drawn"
-    assert "were 33% of the particles" in str(sections.progress_blocks(models)[-1])
+    assert "were 33% of the mixtures" in str(sections.progress_blocks(models)[-1])
 
 
 def test_what_dropping_and_racing_saved(tmp_path: Path) -> None:

@@ -53,7 +53,8 @@ def written(source: Path, to: Path, *kind: str, **keys: Any) -> str:
 def loaded(export: Path) -> Any:
     """The model that the card's lines load beside the export's folder, and let answer."""
     code, *asked = re.findall(r"(?s)```python\n(.*?)```", (export / "README.md").read_text())
-    assert sum(" = " in line for line in code.splitlines()) <= 2 and "swarm" not in code
+    assert sum(" = " in line for line in code.splitlines()) <= 2
+    assert not re.search(r"(import|from) swarm", code)
     space: dict[str, Any] = {}
     with contextlib.chdir(export.parent):
         for lines in (code, *asked):

@@ -286,7 +286,7 @@ def test_compare(browser: Any, page_url: str) -> None:
         start = page.get_by_role("button", name="Compare", exact=True)
         question = page.get_by_role("textbox", name="Question")
         start.click()
-        page.get_by_text("choose at least two").wait_for()
+        page.get_by_text("choose at least one").wait_for()
         choose(page, "fake/one", "fake/two")
         question.fill("slow")
         start.click()

@@ -57,11 +57,11 @@ def _expand_paths(word: str, groups: Sequence[Path]) -> list[str]:
     if key == "task" and (path.suffix in DATA_SUFFIXES or os.path.exists(path)):
         name = re.sub(r"\W+", "_", path.stem, flags=re.ASCII)
         return ["task=file", f"task.file={quoted}", f"task.name={name}"]
-    # A name without a slash may be a misspelt option; several with commas are no options.
-    if key in ("pool", "model") and (re.search("[/,]", value) or os.path.isdir(path)):
+    # A name without a slash may be a misspelt option.
+    if key in ("pool", "model") and ("/" in value or any(map(os.path.isdir, value.split(",")))):
         option, place = {"pool": ("adapters", "folder"), "model": ("local", "path")}[key]
         return [f"{key}={option}", f"{key}.{place}={quoted}"]
-    return [f"{key}={quoted}"] if key == "pool.folder" and "," in value else [word]
+    return [word]
 
 
 def allow_omitted_task_keys(arguments: Sequence[str]) -> list[str]:

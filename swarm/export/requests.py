@@ -16,7 +16,6 @@ from swarm.pool.prompt_router import PromptRouter
 REQUEST_FILE = "request.json"
 ROUTER_PORT, VLLM_PORT = 8899, 8000
 
-
 Mixture = Sequence[tuple[float, PoolRow]]
 
 
@@ -26,7 +25,7 @@ def read_parts(source: ExportSource) -> Mixture:
     Raises:
         UserError: Modules have separate coefficients, or the pool is not known.
     """
-    if len(source.note.get("groups", "1")) > 1:
+    if len(source.note.get("groups", ())) > 1:
         raise UserError(
             f"format=parts: the coefficients of {source.name} differ by module, and servers mix "
             "whole adapters; use format=peft"

@@ -6,7 +6,7 @@ No position is scored twice: known scores are read from the record or from the s
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -242,11 +242,11 @@ class Evaluator:
 
     def measure_losses(self, jobs: Sequence[DescentJob]) -> list["Gradient"]:
         """Return the mean loss of each job's items."""
-        return [result.gradient for result in self._collect(jobs) if result.gradient]
+        return [cast("Gradient", result.gradient) for result in self._collect(jobs)]
 
     def descend(self, jobs: Sequence[DescentJob]) -> list[Descended]:
         """Run descents, one worker each."""
-        return [result.descended for result in self._collect(jobs) if result.descended]
+        return [cast(Descended, result.descended) for result in self._collect(jobs)]
 
 
 def split_dev_holdout(

@@ -176,12 +176,18 @@ def test_paths_become_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         *("task=file", "++task.file='my items.csv'", "++task.name=my_items"),
         *("model=local", "model.path='org/base'", "gpus=[0,1]"),
     ]
-    given = ["pool=a,b", "task=données.csv", "pool.folder=a,b"]
+    (tmp_path / "a").mkdir()
+    given = ["pool=a,b", "task=données.csv"]
     assert normalize_arguments(given) == [
         *("pool=adapters", "pool.folder='a,b'"),
-        *("task=file", "++task.file='données.csv'", "++task.name=donn_es", "pool.folder='a,b'"),
+        *("task=file", "++task.file='données.csv'", "++task.name=donn_es"),
     ]
-    for kept in (["task=nlgraph_mini"], ["--config-dir=mine", "task=mine"], ["pool=models"]):
+    for kept in (
+        ["task=nlgraph_mini"],
+        ["pool=adapters,models"],
+        ["--config-dir=mine", "task=mine"],
+        ["pool=models"],
+    ):
         assert normalize_arguments(kept) == kept
 
 

@@ -187,7 +187,7 @@ def as_pool(pool: ExpertPool, kind: type[P], engine: str) -> P:
 MERGE_FROM_CPU, MERGE_FROM_GPU = 20, 150
 """Requests per position from which merging gains: adding an update to the weights costs as much as
 some hundred tokens. Below, a CPU gains by reading the weights once for several positions
-(benchmarks/batching.py); on an H100 both took the same time at 100 to 200 requests (Llama 1B).
+(benchmarks/engines.py); on an H100 both took the same time at 100 to 200 requests (Llama 1B).
 """
 
 

@@ -49,26 +49,23 @@ def parser(text: str, repeats: int = 3, model: bool = False) -> argparse.Argumen
     return made
 
 
-def base_and_pool(options: argparse.Namespace, **settings: Any) -> "tuple[BaseModel, Pool]":
-    """Return the model and the open pool that the options name."""
+def base_and_pool(options: argparse.Namespace) -> "tuple[BaseModel, Pool]":
+    """Return the model, of the first type of the options, and the open pool that they name."""
     from dataclasses import replace
 
-    from swarm.engine.base_model import BaseModel
-    from swarm.pool.pool import Pool
-
-    base = BaseModel(options.model) if options.model else compose_part("model=smollm2")
-    return replace(base, dtype=options.dtype), Pool(options.pool, **settings).open()
-
-
-def compose_part(word: str) -> Any:
-    """Compose a search with a word, and build the group that it chooses."""
     from hydra import compose, initialize_config_dir
     from hydra.utils import instantiate
 
     from swarm._util.files import conf_folder
+    from swarm.engine.base_model import BaseModel
+    from swarm.pool.pool import Pool
 
-    with initialize_config_dir(str(conf_folder()), version_base="1.3"):
-        return instantiate(compose("search", [word])[word.partition("=")[0]], _convert_="all")
+    if options.model:
+        base = BaseModel(options.model)
+    else:
+        with initialize_config_dir(str(conf_folder()), version_base="1.3"):
+            base = instantiate(compose("search", ["model=smollm2"]).model, _convert_="all")
+    return replace(base, dtype=options.dtype.partition(",")[0]), Pool(options.pool).open()
 
 
 def cpu_seconds() -> float:

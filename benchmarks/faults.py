@@ -71,8 +71,8 @@ def measure(options: argparse.Namespace) -> Iterator[frame.Row]:
         for one in itertools.chain(ends, (cold(case, home) for case in chosen)):
             counts.setdefault(one.case.group, Counter()).update([one.kind])
             if one.kind != "ok":
-                print(f"{one.kind}: {one.case.group}: {one.case.name}", flush=True)
-                print(f"    {one.why}  [{one.seconds:.1f} s]", flush=True)
+                print(f"{one.kind}: {one.case.group}: {one.case.name}", file=sys.stderr)
+                print(f"    {one.why}  [{one.seconds:.1f} s]", file=sys.stderr)
     for group, count in [*counts.items(), ("all", sum(counts.values(), Counter()))]:
         kinds = {kind: count[kind] for kind in ("traceback", "hang", "silent")}
         yield {"group": group, "cases": count.total(), **kinds}

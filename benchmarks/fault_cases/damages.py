@@ -52,7 +52,7 @@ def damages(lab: Lab, draw: random.Random, count: int) -> Iterator[Case]:
     yield from _shared(lab)
 
 
-UNREAD = ("log.txt", "running.json")
+UNREAD = ("log.txt", "report.html", "running.json")
 """Files of a run folder that nothing reads back."""
 
 

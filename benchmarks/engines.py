@@ -153,6 +153,8 @@ def measure(options: argparse.Namespace) -> Iterator[frame.Row]:
                 "results": said[way],
                 "switch, ms": [1e3 * one for one in switches.get(way, [])] or "",
             }
+    for way in switches:
+        engines[way].close()
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def multiply(
 
 
 def add_product(out: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor) -> None:
-    """Add `rows` [N, in] times `weight` [out, in] transposed to `out` [N, out], without gradients."""
+    """Add `rows` [N, in] times `weight` [out, in] transposed to `out` [N, out]; no gradients."""
     if _is_quick(rows, weight):
         out.add_(_multiply(rows, weight))
     else:
@@ -36,15 +36,10 @@ def add_product(out: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor) -> 
 
 
 def _is_quick(rows: torch.Tensor, weight: torch.Tensor) -> bool:
-    exact = rows.dtype == weight.dtype == torch.float32
+    if not AVAILABLE or not (rows.is_cpu and weight.is_cpu):
+        return False
     # oneDNN refuses sums of no terms.
-    return (
-        AVAILABLE
-        and exact
-        and rows.is_cpu
-        and weight.is_cpu
-        and 0 not in (*rows.shape, *weight.shape)
-    )
+    return rows.dtype == weight.dtype == torch.float32 and 0 not in (*rows.shape, *weight.shape)
 
 
 def _multiply(

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from swarm.engine.base import Mixer
+from swarm.engine.base import Mixer, UpdateCost
 from swarm.engine.cpu_product import add_product, multiply
 from swarm.errors import UserError
 from swarm.pool.learned import LearnedAdapter
@@ -292,3 +292,16 @@ def linear_shapes(model: Any) -> dict[str, tuple[int, int]]:
         for name, layer in model.named_modules()
         if isinstance(layer, nn.Linear) and layer is not head
     }
+
+
+def update_cost(basis: Iterable[Factors], model: Any) -> tuple[UpdateCost, int]:
+    """Return the cost of the experts' update, and the number of weights that they adapt."""
+    size = merged = stacked = 0
+    for down, up, _ in basis:
+        inputs, outputs = down.shape[-1], up.shape[-2]
+        size += inputs * outputs
+        # Factors that are mixed separately are mixed before they are merged, to one's rank.
+        merged += inputs * outputs * down.shape[-2]
+        stacked += (inputs + outputs) * down[..., 0].numel()
+    whole = sum(inputs * outputs for inputs, outputs in linear_shapes(model).values())
+    return UpdateCost(stacked / whole, merged / max(1, stacked)), size

@@ -10,9 +10,8 @@ model all parts but memory run in seconds.
 correctness  all plans, spaces and groups against explicitly merged weights, greedy texts against
              transformers' `generate`, gradients against autograd on merged weights, two processes
 speed        an iteration (20 particles, 10 experts, 200 items, prompts of 150 tokens; choices, and
-             200 new tokens) in the jobs of a search, against the reference procedure and against
-             plain inference of one model; prefill as a share of the device's matmul rate and decode
-             (in batches) of its copy rate; a step; a change of positions
+             200 new tokens) in the jobs of a search, against plain inference of one model; the five
+             kernels that take most of a job; a change of position
 memory       peak memory of a job
 plan         the automatic plan against the two it chooses from
 """
@@ -20,15 +19,10 @@ plan         the automatic plan against the two it chooses from
 import argparse
 import copy
 import gc
-import json
 import math
 import multiprocessing
 import os
-import platform
-import shutil
-import statistics
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,21 +30,21 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import frame
 
-from swarm.engine.base_model import BaseModel, make_head_contiguous
+from swarm.engine.base_model import make_head_contiguous
 from swarm.engine.hf import HFEngine
 from swarm.engine.tokenization import encode_choice, encode_prompt
 from swarm.loop.evaluator import Batching
 from swarm.models.base import Example, Request
-from swarm.optimizers.swarm import MemeticSwarm
 
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {
@@ -78,15 +72,10 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
-        "tie_word_embeddings": False,
     },
 }
 """Models of random weights, by the arguments of their configuration."""
 
-SMOLLM = Path(__file__).parent / "SmolLM2-135M-Instruct"
-"""Folder of the one model with trained weights, which is used if it exists."""
-
-TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 LETTERS = ("A", "B", "C", "D")
 """Choices of one token, as usual."""
 
@@ -101,8 +90,6 @@ class Workload:
     Attributes:
         job_particles, job_items: Positions and items of a job, as in conf/search.yaml.
         plan_items: Items per particle at which the plans are compared.
-        matrix: Side of the square matrices whose product is the device's matmul rate.
-        copied: Number of float32 values whose copy is the device's copy rate.
     """
 
     particles: int = 20
@@ -116,8 +103,6 @@ class Workload:
     job_particles: int = 5
     job_items: int = 50
     plan_items: tuple[int, ...] = (4, 25, 100, 200)
-    matrix: int = 8192
-    copied: int = 1 << 28
 
 
 QUICK = Workload(
@@ -132,10 +117,16 @@ QUICK = Workload(
     job_particles=2,
     job_items=3,
     plan_items=(2, 3),
-    matrix=256,
-    copied=1 << 20,
 )
 """The sizes of `--quick`."""
+
+WORKLOADS = {
+    "tiny": Workload(items=50, text_items=50, new=50, repeats=1, plan_items=(4, 25)),
+    "llama-1b": Workload(repeats=2),
+    "llama-8b": Workload(items=50, text_items=20, repeats=1, plan_items=(4, 25, 100)),
+}
+FEW = {"particles": 2, "experts": 3, "items": 3, "new": 12}
+"""Sizes of comparisons, in which texts are answered one by one."""
 
 
 class RandomBase:
@@ -149,7 +140,7 @@ class RandomBase:
 
     def load(self, device: str) -> tuple[Any, Any]:
         """Return the model, the same one at each call, and its tokenizer."""
-        from transformers import LlamaConfig, LlamaForCausalLM
+        from transformers import AutoModelForCausalLM, LlamaConfig
 
         config = LlamaConfig(
             **SHAPES[self.name],
@@ -158,13 +149,9 @@ class RandomBase:
             bos_token_id=1,
             eos_token_id=2,
         )
-        before = torch.get_default_dtype()
-        torch.set_default_dtype(getattr(torch, self.dtype))
-        try:
-            with torch.device(device):
-                model = LlamaForCausalLM(config)
-        finally:
-            torch.set_default_dtype(before)
+        with torch.device(device):
+            dtype = getattr(torch, self.dtype)
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype)
         model.eval().requires_grad_(False)
         # Drawn in float32 and then rounded: a type of 16 bits may have random numbers of its own.
         generator = torch.Generator(device).manual_seed(0)
@@ -198,11 +185,6 @@ def byte_tokenizer() -> Any:
     )
 
 
-def find_base(name: str, dtype: str) -> Any:
-    """Return the base model of this name."""
-    return BaseModel(str(SMOLLM), dtype=dtype) if name == "smollm2" else RandomBase(name, dtype)
-
-
 def random_basis(model: Any, work: Workload, device: str, space: str, groups: str) -> dict:
     """Return a random basis for `HFEngine.load_base`, the same in every process.
 
@@ -211,7 +193,7 @@ def random_basis(model: Any, work: Workload, device: str, space: str, groups: st
     modules = {
         name: module
         for name, module in model.named_modules()
-        if name.rpartition(".")[2] in TARGETS and isinstance(module, torch.nn.Linear)
+        if isinstance(module, torch.nn.Linear) and module is not model.get_output_embeddings()
     }
     basis = {}
     count, rank = work.experts, work.rank
@@ -242,12 +224,11 @@ def mix(factors: Sequence[torch.Tensor], position: torch.Tensor) -> torch.Tensor
 def prompts_of(work: Workload, count: int) -> list[str]:
     """Return different prompts of about `work.prompt` bytes."""
     random = np.random.default_rng(0)
-    words = "water stone river light cloud number animal city year metal planet law cell".split()
     texts = []
     for _ in range(count):
         text = f"{random.integers(10**6)} "
         while len(text) < work.prompt - 6:
-            text += random.choice(words) + " "
+            text += random.choice(frame.WORDS) + " "
         texts.append(text[: work.prompt - 1] + ":")
     return texts
 
@@ -260,12 +241,17 @@ def positions_of(work: Workload, groups: int = 1) -> np.ndarray:
 
 
 def open_engine(
-    name: str, dtype: str, device: str, work: Workload, plan: str, space: str, groups: str
+    name: str,
+    dtype: str,
+    device: str,
+    work: Workload,
+    plan: str = "auto",
+    space: str = "delta",
+    groups: str = "global",
 ) -> tuple[HFEngine, np.ndarray, dict]:
     """Return an engine with a random basis, positions for it, and the basis."""
-    base = find_base(name, dtype)
     engine = HFEngine(plan)
-    engine.load_base(base, device)
+    engine.load_base(RandomBase(name, dtype), device)
     basis = random_basis(engine._model, work, device, space, groups)
     engine.set_adapters(basis, "random")
     return engine, positions_of(work, len(basis) if groups == "per_module" else 1), basis
@@ -300,48 +286,29 @@ def answer_alone(model: Any, tokenizer: Any, prompts: Sequence[str], new: int) -
     return found
 
 
-def few_of(name: str, work: Workload) -> Workload:
-    """Return the sizes of comparisons, in which texts are answered one by one."""
-    positions, items, new = (3, 4, 24) if name == "tiny" else (2, 2, 8)
-    return replace(
-        work,
-        particles=min(positions, work.particles),
-        experts=min(4, work.experts),
-        items=min(items, work.items),
-        new=min(new, work.new),
-    )
-
-
 def check_answers(name: str, device: str, work: Workload) -> Iterator[dict]:
     """Compare every plan, space and kind of group with explicitly merged weights."""
-    few = few_of(name, work)
+    few = replace(work, **FEW)
     prompts = prompts_of(few, few.items)
-    plain, tokenizer = find_base(name, "float32").load(device)
-    for space in ("factor", "delta"):
-        for groups in ("global", "per_module"):
-            basis = random_basis(plain, few, device, space, groups)
-            positions = positions_of(few, len(basis) if groups == "per_module" else 1)
-            merged: dict[str, list] = {"float32": [], "bfloat16": []}
-            for position in positions:
-                for dtype, into in merged.items():
-                    made = merged_model(plain, basis, position, getattr(torch, dtype))
-                    into.append(answer_alone(made, tokenizer, prompts, few.new))
-                    del made
-            for dtype, plan in product(merged, ("merged", "stacked")):
-                engine = open_engine(name, dtype, device, few, plan, space, groups)[0]
-                counts = [max(1, few.items - i) for i in range(len(positions))]
-                # As positions with routes are: different numbers of prompts, in the same batches.
-                for decoded in ("even", "ragged"):
-                    yield {"type": dtype} | compare_answers(
-                        engine,
-                        positions,
-                        [prompts[:n] if "ragged" in decoded else prompts for n in counts],
-                        few.new,
-                        merged["float32"],
-                        merged[dtype],
-                        f"{plan}, {space}, {groups}, {decoded}",
-                    )
-                del engine
+    plain, tokenizer = RandomBase(name, "float32").load(device)
+    for space, groups in product(("factor", "delta"), ("global", "per_module")):
+        basis = random_basis(plain, few, device, space, groups)
+        merged: dict[str, list] = {"float32": [], "bfloat16": []}
+        for position in positions_of(few, len(basis) if groups == "per_module" else 1):
+            for dtype, into in merged.items():
+                made = merged_model(plain, basis, position, getattr(torch, dtype))
+                into.append(answer_alone(made, tokenizer, prompts, few.new))
+                del made
+        for dtype, plan in product(merged, ("merged", "stacked")):
+            engine, positions, _ = open_engine(name, dtype, device, few, plan, space, groups)
+            # As positions with routes are: different numbers of prompts, in the same batches.
+            ragged = [prompts[: max(1, few.items - i)] for i in range(len(positions))]
+            for kind, asked in (("even", [prompts] * len(positions)), ("ragged", ragged)):
+                case = {"type": dtype, "case": f"{plan}, {space}, {groups}, {kind}"}
+                yield case | compare_answers(
+                    engine, positions, asked, few.new, merged["float32"], merged[dtype]
+                )
+            del engine
 
 
 def compare_answers(
@@ -351,7 +318,6 @@ def compare_answers(
     new: int,
     exact: Sequence,
     rounded: Sequence,
-    case: str,
 ) -> dict:
     """Return the largest error in log probability, that of merged weights, and equal texts.
 
@@ -366,76 +332,69 @@ def compare_answers(
     true = np.array([exact[i][j][0] for i, j in asked])
     merged = np.abs(np.array([rounded[i][j][0] for i, j in asked]) - true)
     errors = np.abs(np.array([scored[i][j].logprobs for i, j in asked]) - true)
-    pairs = [(texts[i][j].text, rounded[i][j][1]) for i, j in asked]
-    same = sum(a == b for a, b in pairs)
+    same = sum(texts[i][j].text == rounded[i][j][1] for i, j in asked)
     same_type = merged.max() == 0
     return {
-        "case": case,
         "error": float(errors.max()),
         "mean error": float(errors.mean()),
         "mean error of merged weights": float(merged.mean()),
-        "equal texts": f"{same} of {len(pairs)}",
+        "equal texts": f"{same} of {len(asked)}",
         # Rounding in 16 bits changes some greedy texts; float32 must agree up to rare ties.
         "passed": bool(errors.mean() <= max(1e-4, 3 * merged.mean()))
-        and (not same_type or (errors.max() <= 1e-4 and same >= 0.9 * len(pairs))),
+        and (not same_type or (errors.max() <= 1e-4 and same >= 0.9 * len(asked))),
     }
 
 
 def check_gradient(name: str, device: str, work: Workload) -> Iterator[dict]:
     """Compare gradients with autograd through the weights themselves, in float32."""
-    few = replace(few_of(name, work), particles=1)
+    few = replace(work, **FEW)
     prompts = prompts_of(few, few.items)
     examples = [Example(prompt, (" B C",)) for prompt in prompts]
-    for space in ("factor", "delta"):
-        for groups in ("global", "per_module"):
-            engine, positions, basis = open_engine(
-                name, "float32", device, few, "auto", space, groups
+    for space, groups in product(("factor", "delta"), ("global", "per_module")):
+        engine, positions, basis = open_engine(name, "float32", device, few, "auto", space, groups)
+        found = engine.compute_gradient(positions[0], examples)
+        value = engine.compute_gradient(positions[0], examples, slope=False).loss
+        plain, tokenizer = RandomBase(name, "float32").load(device)
+        leaf = torch.tensor(positions[0], dtype=torch.float32, requires_grad=True)
+        weights = {
+            f"{module}.weight": plain.get_submodule(module).weight + mix(factors, leaf)
+            for module, factors in basis.items()
+        }
+        loss = torch.zeros((), device=device)
+        for prompt in prompts:
+            ids = encode_prompt(tokenizer, prompt)
+            gold = encode_choice(tokenizer, prompt, " B C")
+            row = torch.tensor([[*ids, *gold]], device=device)
+            logits = torch.func.functional_call(plain, weights, (row,)).logits[0]
+            loss = loss + torch.nn.functional.cross_entropy(
+                logits[len(ids) - 1 : -1].float(), torch.tensor(gold, device=device)
             )
-            found = engine.compute_gradient(positions[0], examples)
-            value = engine.compute_gradient(positions[0], examples, slope=False).loss
-            plain, tokenizer = find_base(name, "float32").load(device)
-            leaf = torch.tensor(positions[0], dtype=torch.float32, requires_grad=True)
-            weights = {
-                f"{module}.weight": plain.get_submodule(module).weight + mix(factors, leaf)
-                for module, factors in basis.items()
-            }
-            loss = torch.zeros((), device=device)
-            for prompt in prompts:
-                ids = encode_prompt(tokenizer, prompt)
-                gold = encode_choice(tokenizer, prompt, " B C")
-                row = torch.tensor([[*ids, *gold]], device=device)
-                logits = torch.func.functional_call(plain, weights, (row,)).logits[0]
-                loss = loss + torch.nn.functional.cross_entropy(
-                    logits[len(ids) - 1 : -1].float(), torch.tensor(gold, device=device)
-                )
-            slope = torch.autograd.grad(loss, leaf)[0].numpy()
-            error = np.abs(found.slope - slope).max() / np.abs(slope).max()
-            off = max(abs(found.loss - loss.item()), abs(value - loss.item()))
-            yield {
-                "case": f"gradient, {space}, {groups}",
-                "error": float(error),
-                "error of the loss": off,
-                "passed": bool(error <= 1e-3 and off <= 1e-3),
-            }
+        slope = torch.autograd.grad(loss, leaf)[0].numpy()
+        error = np.abs(found.slope - slope).max() / np.abs(slope).max()
+        off = max(abs(found.loss - loss.item()), abs(value - loss.item()))
+        yield {
+            "case": f"gradient, {space}, {groups}",
+            "error": float(error),
+            "error of the loss": off,
+            "passed": bool(error <= 1e-3 and off <= 1e-3),
+        }
 
 
-def answer_in_process(name: str, device: str, work: Workload) -> list:
+def answer_in_process(name: str, device: str, work: Workload) -> np.ndarray:
     """Return the scores of all positions; runs in a process of its own."""
-    engine, positions, _ = open_engine(name, "float32", device, work, "auto", "delta", "global")
+    engine, positions, _ = open_engine(name, "float32", device, work)
     asked = [Request(p, 0, LONG_LETTERS) for p in prompts_of(work, 4)]
-    return [
-        [one.logprobs for one in row]
-        for row in engine.generate(positions, [asked] * len(positions))
-    ]
+    found = engine.generate(positions, [asked] * len(positions))
+    return np.array([[one.logprobs for one in row] for row in found])
 
 
 def check_processes(name: str, device: str, work: Workload) -> dict:
     """Compare two workers on one device, at the same time, with this process."""
-    few = few_of(name, work)
+    given = name, device, replace(work, **FEW)
     with multiprocessing.get_context("spawn").Pool(2) as workers:
-        answers = workers.starmap(answer_in_process, [(name, device, few)] * 2, chunksize=1)
-    mine = np.array(answer_in_process(name, device, few))
-    error = max(float(np.abs(np.array(one) - mine).max()) for one in answers)
+        answers = workers.starmap(answer_in_process, [given] * 2, chunksize=1)
+    mine = answer_in_process(*given)
+    error = max(float(np.abs(one - mine).max()) for one in answers)
     return {"case": "two processes on one device", "error": error, "passed": error <= 1e-5}
 
 
@@ -447,32 +406,7 @@ def correctness(name: str, device: str, work: Workload) -> dict:
     return {"rows": rows, "passed": all(row["passed"] for row in rows)}
 
 
-def step_bytes(engine: HFEngine) -> tuple[int, int]:
-    """Return the bytes of weights and factors that a step reads, and of one cached token."""
-    model, counts = engine._model, count_weights(engine._model)
-    layers = engine._mixer._layers.values()
-    factors = sum(t.nbytes for one in layers for t in (one.down, one.up) if t is not None)
-    size = model.dtype.itemsize
-    config = model.config
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return sum(counts) * size + factors, 2 * config.num_hidden_layers * heads * width * size
-
-
-def count_weights(model: Any) -> tuple[int, int]:
-    """Return the weights of all linear layers but the head, and those of the head."""
-    linears = [m for m in model.modules() if isinstance(m, torch.nn.Linear)]
-    head = model.get_output_embeddings().weight.numel()
-    return sum(one.weight.numel() for one in linears) - head, head
-
-
 # Speed
-
-
-def synchronize(device: str) -> None:
-    """Wait for the device."""
-    if device != "cpu":
-        torch.cuda.synchronize()
 
 
 def answer(engine: HFEngine, positions: np.ndarray, asked: Sequence[Request]) -> None:
@@ -489,272 +423,54 @@ def answer_jobs(
         answer(engine, np.array(job.positions), [asked[item] for item in job.items])
 
 
-def time_call(act: Callable[[], object], device: str, repeats: int = 1) -> float:
-    """Return the median of wall seconds."""
-    seconds = []
-    for _ in range(repeats):
-        synchronize(device)
-        began = time.perf_counter()
-        act()
-        synchronize(device)
-        seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds)
-
-
-def device_rates(device: str, dtype: str, work: Workload) -> tuple[float, float]:
-    """Return FLOP/s of a large matmul, and bytes per second that a copy reads and writes."""
-    side = work.matrix
-    kind = getattr(torch, dtype)
-    left, right = (torch.randn(side, side, device=device).to(kind) for _ in range(2))
-    source = torch.zeros(work.copied, device=device)
-    sink = torch.empty_like(source)
-    for _ in range(3):
-        left @ right
-        sink.copy_(source)
-    matmul = time_call(lambda: left @ right, device, 10)
-    moved = time_call(lambda: sink.copy_(source), device, 10)
-    return 2 * side**3 / matmul, 8 * len(source) / moved
-
-
-def reference_seconds(
-    name: str, dtype: str, device: str, work: Workload, items: int, new: int, scratch: Path
-) -> dict:
-    """Time one particle of the reference procedure (benchmarks/iteration.py describes it).
-
-    One load of the base, the five disk merges, and two batches of ten are timed; an iteration has
-    that load and those merges for every particle, and a batch for every ten items.
-    """
-    from swarm.engine.base_model import quiet_transformers
-
-    folder = scratch / f"base-{name}-{dtype}"
-    if not folder.exists():
-        model, tokenizer = find_base(name, dtype).load(device)
-        with quiet_transformers():
-            model.save_pretrained(folder)
-            tokenizer.save_pretrained(folder)
-        del model
-    base = BaseModel(str(folder), dtype=dtype)
-    with quiet_transformers():
-        load = time_call(lambda: base.load(device), device)
-        model, tokenizer = base.load(device)
-    basis = random_basis(model, work, "cpu", "factor", "global")
-    tensors = {
-        f"{module}.{side}": factor[0].contiguous()
-        for module, factors in basis.items()
-        for side, factor in zip("AB", factors[:2], strict=True)
-    }
-    merges = time_call(lambda: merge_on_disk(tensors, scratch / "merge"), device)
-    prompts = prompts_of(work, 10)
-
-    def batch() -> None:
-        ids = tokenizer(prompts, return_tensors="pt", padding=True).to(device)
-        with torch.inference_mode():
-            model.generate(
-                ids.input_ids,
-                attention_mask=ids.attention_mask,
-                max_new_tokens=new,
-                do_sample=False,
-                eos_token_id=None,
-            )
-
-    one = time_call(batch, device, 2)
-    total = work.particles * (load + merges + math.ceil(items / 10) * one)
-    return {"load": load, "five merges": merges, "batch of ten": one, "iteration": total}
-
-
-def merge_on_disk(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
-    """Read and write adapters as five merges of a particle do: 12 files read, 5 written."""
-    folder.mkdir(parents=True, exist_ok=True)
-    source = folder / "source.safetensors"
-    if not source.exists():
-        save_file(dict(tensors), source)
-    for number, parts in enumerate((2, 2, 2, 4, 2)):
-        read = [load_file(source) for _ in range(parts)]
-        total = {key: torch.stack([one[key] for one in read]).sum(0) for key in read[0]}
-        save_file(total, folder / f"{number}")
-
-
 def speed(name: str, device: str, work: Workload) -> dict:
-    """Time a whole iteration, the reference procedure, plain inference, a step and a change."""
+    """Time a whole iteration, plain inference, and a change of position."""
     dtype = "float32" if device == "cpu" else "bfloat16"
-    flops, bandwidth = device_rates(device, dtype, work)
-    engine, positions, _ = open_engine(name, dtype, device, work, "auto", "delta", "global")
+    engine, positions, _ = open_engine(name, dtype, device, work)
     plain = HFEngine("stacked")
-    plain.load_base(find_base(name, dtype), device)
+    plain.load_base(RandomBase(name, dtype), device)
     plain.set_adapters({})
-    found: dict[str, Any] = {"matmul FLOP/s": flops, "copy bytes/s": bandwidth, "dtype": dtype}
-    scratch = Path(tempfile.mkdtemp(prefix="model-swarms-gpu-"))
-    try:
-        for kind, items, new in (("choices", work.items, 0), ("text", work.text_items, work.new)):
-            asked = [Request(p, new, () if new else LETTERS) for p in prompts_of(work, items)]
-            theirs = reference_seconds(name, dtype, device, work, items, new or 10, scratch)
-            found[kind] = time_iteration(engine, plain, positions, asked, device, work)
-            found[kind] |= phase_shares(engine, positions, asked, device, work, flops, bandwidth)
-            found[kind]["items"], found[kind]["reference"] = items, theirs
-            found[kind]["times the reference"] = theirs["iteration"] / found[kind]["seconds"]
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-    found |= change_seconds(engine, torch.tensor(positions), device)
-    found["optimizer step, s"] = step_seconds(work)
-    shares = [found[kind]["share of plain"] for kind in ("choices", "text")]
-    found["goals"] = {
-        "choices: 20 times the reference": found["choices"]["times the reference"] >= 20,
-        "text: 80 times the reference": found["text"]["times the reference"] >= 80,
-        "share of plain inference at least .85": min(shares) >= 0.85,
-    }
+    few = positions[: work.job_particles]
+    found: dict[str, Any] = {"dtype": dtype}
+    for kind, items, new in (("choices", work.items, 0), ("text", work.text_items, work.new)):
+        asked = [Request(p, new, () if new else LETTERS) for p in prompts_of(work, items)]
+        job = partial(answer, engine, few, asked[: work.job_items])
+        # The plain model gets all requests in one call; a quarter of texts, counted four times.
+        turns = max(1, len(positions) // 4) if new else len(positions)
+        alone = partial(answer, plain, np.zeros((1, 0)), asked * turns)
+        whole = partial(answer_jobs, engine, positions, asked, work)
+        times: dict[str, list[float]] = {"seconds": [], "plain seconds": []}
+        for _ in range(1 if new else work.repeats):
+            for way, (first, act) in zip(times, ((job, whole), (alone, alone)), strict=True):
+                for _ in range(2):  # a shape is captured in its second use
+                    first()
+                times[way].append(frame.clocked(act, device)[1])
+        times["plain seconds"] = [one * len(positions) / turns for one in times["plain seconds"]]
+        share = [a / b for a, b in zip(times["plain seconds"], times["seconds"], strict=True)]
+        found[kind] = {"items": items, **times, "share of plain": share}
+        found[kind]["plan"] = engine._choose_plan([asked[: work.job_items]] * len(few))
+        found[kind]["profile"] = profile(job, device)
+    short = Request(prompts_of(work, 1)[0], 1)
+    found["change of one position, s"] = frame.switch_seconds(engine, positions, short, 5, device)
+    shares = [median(found[kind]["share of plain"]) for kind in ("choices", "text")]
+    found["share of plain inference at least .85"] = min(shares) >= 0.85
     return found
 
 
-def time_iteration(
-    engine: HFEngine,
-    plain: HFEngine,
-    positions: np.ndarray,
-    asked: Sequence[Request],
-    device: str,
-    work: Workload,
-) -> dict:
-    """Time all positions on all requests, and one model on as many requests, interleaved.
-
-    The positions are answered in the jobs of a search, and in jobs with all items; the plain
-    model's requests in one call. For texts, that call has a quarter of them and counts four times.
-    """
-    text = bool(asked[0].max_new_tokens)
-    turns = max(1, len(positions) // 4) if text else len(positions)
-    wide = replace(work, job_items=len(asked))
-    acts = {
-        "seconds": partial(answer_jobs, engine, positions, asked, work),
-        "seconds, jobs of all items": partial(answer_jobs, engine, positions, asked, wide),
-        "plain seconds": partial(answer, plain, np.zeros((1, 0)), [*asked] * turns),
+def profile(act: Callable[[], None], device: str) -> dict[str, float]:
+    """Return the five operations (on a GPU: kernels) with most time, as shares of wall time."""
+    act()
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # without a GPU it says so, as an error
+    with torch.profiler.profile() as seen:
+        _, wall, _ = frame.clocked(act, device)
+    side = "cpu" if device == "cpu" else "device"
+    spent = {
+        event.key[:60]: getattr(event, f"self_{side}_time_total") / 1e6 / wall
+        for event in seen.key_averages()
+        if device == "cpu" or event.device_type != torch.autograd.DeviceType.CPU
     }
-    if wide.job_items <= work.job_items:
-        del acts["seconds, jobs of all items"]
-    times: dict[str, list[float]] = {name: [] for name in acts}
-    for turn in range(work.repeats + 1 if not text else 1):
-        for name, act in acts.items():
-            if text:  # capture the steps, which the first two uses of a shape do
-                part = positions[: work.job_particles]
-                for _ in range(2):
-                    if name == "seconds":
-                        answer(engine, part, asked[: work.job_items])
-                    elif name == "plain seconds":
-                        act()
-                    else:
-                        answer(engine, part, asked)
-            spent = time_call(act, device)
-            if turn or text:
-                times[name].append(spent)
-    found = {name: statistics.median(taken) for name, taken in times.items()}
-    found["plain seconds"] *= len(positions) / turns
-    for name in [one for one in found if one != "plain seconds"]:
-        found[name.replace("seconds", "share of plain")] = found["plain seconds"] / found[name]
-    return found
-
-
-def change_seconds(engine: HFEngine, chosen: torch.Tensor, device: str) -> dict[str, float]:
-    """Time a change of positions in the layers: each call has others than the one before."""
-    stack, half = engine._mixer, chosen / 2
-
-    def change(count: int, merge: bool = False) -> None:
-        for rows in (chosen, half):
-            stack.set_positions(rows[:count], merge=merge)
-
-    ways = {
-        "change of one position, s": partial(change, 1),
-        "change of all positions, s": partial(change, len(chosen)),
-        "change of one merged position, s": partial(change, 1, merge=True),
-    }
-    return {name: time_call(act, device, 5) / 2 for name, act in ways.items()}
-
-
-@dataclass
-class Forward:
-    """One call of the model: its start, rows, tokens read per row, and tokens attended to."""
-
-    began: float
-    rows: int
-    width: int
-    length: int
-    seconds: float = 0.0
-
-
-def record_forwards(model: Any, act: Callable[[], object], device: str) -> list[Forward]:
-    """Return the model's calls during `act`; each lasts until the next one begins.
-
-    So the seconds include what is done between calls, such as choosing tokens.
-    """
-    calls: list[Forward] = []
-
-    def note(_: Any, __: Any, given: Mapping[str, Any]) -> None:
-        rows, width = given["input_ids"].shape
-        mask = given.get("attention_mask")
-        synchronize(device)
-        length = width if mask is None else mask.shape[1]
-        calls.append(Forward(time.perf_counter(), rows, width, length))
-
-    hook = model.register_forward_pre_hook(note, with_kwargs=True)
-    try:
-        act()
-        synchronize(device)
-        ends = [*(one.began for one in calls[1:]), time.perf_counter()]
-    finally:
-        hook.remove()
-    for one, end in zip(calls, ends, strict=True):
-        one.seconds = end - one.began
-    return calls
-
-
-def phase_shares(
-    engine: HFEngine,
-    positions: np.ndarray,
-    asked: Sequence[Request],
-    device: str,
-    work: Workload,
-    flops: float,
-    bandwidth: float,
-) -> dict:
-    """Return the plan and batches of a job, and the shares of the measured rates it reaches.
-
-    Prefill is compared with the matmul rate by the arithmetic of the model's own weights; decode
-    with the copy rate by the bytes that its steps read: weights, factors and cache.
-    """
-    few, asked = positions[: work.job_particles], asked[: work.job_items]
-    model, (linear, head) = engine._model, count_weights(engine._model)
-    capture, engine._decoder.capture = engine._decoder.capture, None  # a replay calls no hook
-    calls = record_forwards(model, partial(answer, engine, few, asked), device)
-    engine._decoder.capture = capture
-    fixed, each = step_bytes(engine)
-    reads, steps = [one for one in calls if one.width > 1], [one for one in calls if one.width == 1]
-    arithmetic = sum(2 * one.rows * (linear * one.width + head) for one in reads)
-    found = {
-        "plan": engine._choose_plan([asked] * len(few)),
-        "tokens per batch": engine._budget,
-        "in batches: rows": max(one.rows for one in calls),
-        "prefill share of matmul rate": arithmetic / sum(one.seconds for one in reads) / flops,
-    }
-    if asked[0].max_new_tokens and steps:
-        traffic = sum(fixed + one.rows * one.length * each for one in steps)
-        seconds = sum(one.seconds for one in steps)
-        found |= {
-            "in batches: decode steps": len(steps),
-            "in batches: bytes per step": traffic / len(steps),
-            "in batches: decoded tokens/s": sum(one.rows for one in steps) / seconds,
-            "in batches: decode share of copy rate": traffic / seconds / bandwidth,
-        }
-    return found
-
-
-def step_seconds(work: Workload) -> float:
-    """Return the seconds of a step of the particle swarm, with the state as text."""
-    swarm = MemeticSwarm(particles=work.particles, max_iterations=10**9, patience=10**9)
-    swarm.start(work.experts, 0)
-    swarm.ask()
-
-    def step() -> None:
-        swarm.tell(np.zeros(len(swarm.positions)))
-        swarm.ask()
-        json.dumps(swarm.state_dict())
-
-    return time_call(step, "cpu", 20)
+    most = sorted(spent, key=spent.__getitem__, reverse=True)[:5]
+    return {"all": sum(spent.values())} | {name: spent[name] for name in most}
 
 
 # Memory and plan
@@ -767,9 +483,7 @@ def memory(name: str, device: str, work: Workload) -> dict:
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    engine, positions, _ = open_engine(
-        name, "bfloat16", device, work, "stacked", "factor", "global"
-    )
+    engine, positions, _ = open_engine(name, "bfloat16", device, work, "stacked", "factor")
     positions = positions[: work.job_particles]
     asked = [Request(p, work.new) for p in prompts_of(work, min(work.job_items, work.items))]
     for _ in range(2):  # what remains from one job is part of the next one's peak
@@ -781,19 +495,19 @@ def memory(name: str, device: str, work: Workload) -> dict:
 def plan(name: str, device: str, work: Workload) -> dict:
     """Compare the automatic plan with the two it chooses from."""
     dtype = "float32" if device == "cpu" else "bfloat16"
-    engine, positions, _ = open_engine(name, dtype, device, work, "auto", "delta", "global")
-    rows = []
-    few = positions[: work.job_particles]
+    engine, positions, _ = open_engine(name, dtype, device, work)
+    few, rows = positions[: work.job_particles], []
     for count in work.plan_items:
         asked = [Request(p, min(8, work.new)) for p in prompts_of(work, count)]
-        seconds: dict[str, list[float]] = {one: [] for one in ("merged", "stacked", "auto")}
-        for turn in range(work.repeats + 2):
-            for one, taken in seconds.items():
-                engine.plan = one
-                spent = time_call(partial(answer, engine, few, asked), device)
-                if turn > 1:  # the first two turns warm up and capture
-                    taken.append(spent)
-        medians = {one: statistics.median(taken) for one, taken in seconds.items()}
+
+        def answer_by(one: str) -> None:
+            engine.plan = one
+            answer(engine, few, asked)  # noqa: B023
+
+        ways = {one: partial(answer_by, one) for one in ("merged", "stacked", "auto")}
+        frame.interleaved(ways, 2, device=device)  # warms up and captures
+        spent = frame.interleaved(ways, work.repeats, device=device)
+        medians = {one: median(taken[frame.WALL]) for one, taken in spent.items()}
         best = min(medians[one] for one in ("merged", "stacked"))
         engine.plan = "auto"
         chosen = engine._choose_plan([asked] * len(few))
@@ -810,77 +524,13 @@ PARTS: dict[str, Callable[[str, str, Workload], dict]] = {
     "plan": plan,
 }
 
-LARGE = ("llama-8b",)
-"""Models without the part correctness, which holds several copies in float32."""
-
-
-def workload_of(name: str, quick: bool) -> Workload:
-    """Return the sizes for a model; the largest answers fewer items."""
-    if quick:
-        return QUICK
-    if name in LARGE:
-        return Workload(items=50, text_items=20, repeats=1, plan_items=(4, 25, 100))
-    if name == "tiny":  # its results matter, not its speed
-        return Workload(items=50, text_items=50, new=50, repeats=1, plan_items=(4, 25))
-    return Workload(repeats=2)
-
-
-def environment(device: str) -> dict:
-    """Return what the numbers depend on."""
-    import transformers
-
-    gpu = torch.cuda.get_device_name() if device != "cpu" else platform.processor()
-    return {
-        "device": gpu or platform.machine(),
-        "cores": os.cpu_count(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "date": time.strftime("%Y-%m-%d"),
-    }
-
-
-def write_tables(out: Path) -> str:
-    """Write README.md from all parts that exist, and return it."""
-    lines = ["# Results of benchmarks/gpu.py", ""]
-    for file in sorted(out.glob("*.json")):
-        data = json.loads(file.read_text(encoding="utf-8"))
-        result, where = data["result"], data["environment"]
-        lines += [f"## {data['model']}: {data['part']}", ""]
-        lines += [
-            f"{where['device']}, torch {where['torch']}, transformers {where['transformers']}, "
-            f"{where['date']}, {data['seconds']:.0f} s",
-            "",
-        ]
-        if rows := result.get("rows"):
-            columns = list(dict.fromkeys(key for row in rows for key in row))
-            lines += ["| " + " | ".join(columns) + " |", "| --- " * len(columns) + "|"]
-            lines += [
-                "| " + " | ".join(show(row.get(key, "")) for key in columns) + " |" for row in rows
-            ]
-            lines.append("")
-        lines += [f"- {key}: {show(value)}" for key, value in result.items() if key != "rows"]
-        lines.append("")
-    text = "\n".join(lines)
-    (out / "README.md").write_text(text, encoding="utf-8")
-    return text
-
-
-def show(value: object) -> str:
-    """Return a value for a table."""
-    if isinstance(value, float):
-        return f"{value:.3g}"
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {show(one)}" for key, one in value.items())
-    return str(value)
-
 
 def main() -> None:
     """Run the parts that have no result yet, and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/gpu"))
     parser.add_argument("--device", default="cuda:0")
-    models = ["tiny", *(["smollm2"] if SMOLLM.is_dir() else []), "llama-1b", "llama-8b"]
-    parser.add_argument("--models", default=",".join(models))
+    parser.add_argument("--models", default=",".join(SHAPES))
     parser.add_argument("--parts", default=",".join(PARTS))
     parser.add_argument("--minutes", type=float, default=10, help="no part begins after these")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to test this file")
@@ -889,43 +539,35 @@ def main() -> None:
         parser.error("there is no GPU; --device cpu --quick --models tiny tests this file")
     options.out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + 60 * options.minutes
-    for name in options.models.split(","):
-        for part in options.parts.split(","):
-            file = options.out / f"{name}_{part}.json"
-            if file.exists() or (part == "correctness" and name in LARGE):
-                continue
-            if time.monotonic() > end:
-                print(f"{name}, {part}: not begun, as {options.minutes:g} minutes have passed")
-                continue
-            run_part(name, part, options.device, workload_of(name, options.quick), file)
-    print(write_tables(options.out))
+    for name, part in product(options.models.split(","), options.parts.split(",")):
+        file = options.out / f"{name}_{part}.json"
+        # Comparisons hold several copies of a model in float32.
+        if file.exists() or (part, name) == ("correctness", "llama-8b"):
+            continue
+        if time.monotonic() > end:
+            print(f"{name}, {part}: not begun, as {options.minutes:g} minutes have passed")
+            continue
+        work = QUICK if options.quick else WORKLOADS[name]
+        run_part(name, part, options.device, work, file)
+    text = frame.page("Results of benchmarks/gpu.py", options.out)
+    (options.out / "README.md").write_text(text, encoding="utf-8")
+    print(text)
 
 
 def run_part(name: str, part: str, device: str, work: Workload, file: Path) -> None:
     """Run one part and write its result; an error is printed and leaves no file."""
     print(f"{name}, {part} ...", flush=True)
-    began = time.monotonic()
+    act = partial(PARTS[part], name, device, work)
     try:
-        result = PARTS[part](name, device, work)
-    except Exception as error:  # one part must not end the others
+        data = frame.record(act, device, model=name, part=part, workload=asdict(work))
+    except Exception:  # one part must not end the others
         traceback.print_exc()
-        print(f"{name}, {part}: {type(error).__name__}: {error}", file=sys.stderr)
-        return
+    else:
+        frame.write(file, data)
     finally:
         gc.collect()  # a decoder and its cache refer to each other
         if device != "cpu":
             torch.cuda.empty_cache()
-    data = {
-        "model": name,
-        "part": part,
-        "seconds": time.monotonic() - began,
-        "workload": asdict(work),
-        "environment": environment(device),
-        "result": result,
-    }
-    partial = file.with_suffix(".part")
-    partial.write_text(json.dumps(data, indent=1), encoding="utf-8")
-    partial.replace(file)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """A whole iteration: the reference procedure against this project, on the same particles and items.
 
     python benchmarks/iteration.py [--particles 8] [--items 32] [--repeats 2] [--cases short,...]
-                                   [--dtypes float32,...]
+                                   [--dtype float32,bfloat16]
 
 Three cases: short questions, questions of 80 tokens, and these behind an in-context example, as
 Knowledge Crosswords has one. A CPU is busy reading prompts: what counts is what need not be read.
@@ -10,25 +10,27 @@ The reference procedure is re-created from its description (benchmarks/notes/dec
 spawned process a phase, the base loaded anew for every particle, batches of 10, ten new tokens
 without early stop, and five disk merges a particle. Unlike the original its padding is masked here,
 so that its answers can be compared. Both read answers by the same parser; in float32 they have to
-agree. Each of the two runs in every data type, in the same rounds: by default float32, and bfloat16
-where the processor has its instructions.
+agree. Each of the two runs in every data type of `--dtype`, in the same rounds; ratios are those of
+the reference procedure in the same type.
 """
 
 import argparse
 import multiprocessing
 import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import frame
 import numpy as np
 import torch
-from batching import default_base
 from safetensors.torch import load_file, save_file
-from timing import interleaved, machine
 
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.executors.worker import JobUsage, run_tasks_lockstep
+from swarm.models.base import Completion
 from swarm.pool.pool import Pool
 from swarm.tasks.base import Item
 from swarm.tasks.multiple_choice import MultipleChoice
@@ -44,10 +46,9 @@ def items(count: int, case: str = "plain") -> list[Item]:
     """Multiple-choice questions of about 40 tokens (short) or 80."""
     asked, offered, shown = CASES[case]
     random = np.random.default_rng(0)
-    words = "water stone river light cloud number animal city year metal planet law cell".split()
 
     def phrase(length: int) -> str:
-        return " ".join(random.choice(words, length))
+        return " ".join(random.choice(frame.WORDS, length))
 
     example = {"icl_prompt": f"{phrase(shown)}\nThe answer is D.\n"} if shown else {}
     return [
@@ -141,81 +142,51 @@ def reference(
         return workers.starmap(reference_particle, jobs, chunksize=len(jobs))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default=None, help="a folder; default: SmolLM2")
-    parser.add_argument("--pool", default="initial_experts")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--particles", type=int, default=8)
-    parser.add_argument("--items", type=int, default=32)
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--cases", default="short,plain,example")
-    parser.add_argument("--dtypes", default="float32")
-    options = parser.parse_args()
-    base = BaseModel(options.model) if options.model else default_base()
-    pool = Pool(options.pool).open()
-    home = Path(tempfile.mkdtemp())
-    lay_out(pool, home, options.particles)
-    bases = {name: BaseModel(base.resolve(), dtype=name) for name in options.dtypes.split(",")}
+def measure(options: argparse.Namespace) -> Iterator[frame.Row]:
+    """Yield a row for each case, procedure and data type."""
+    base, pool = frame.base_and_pool(options)
+    bases = {name: replace(base, dtype=name) for name in options.dtype.split(",")}
     engines = {name: HFEngine() for name in bases}
     for name, engine in engines.items():
         engine.open(bases[name], pool, options.device)
-    print(f"{machine()}; {options.particles} particles, {options.items} items")
-    print(f"Ratios of wall time and of CPU time; repeats: {options.repeats}\n")
-    print("| items | reference | ours | ratios |\n| --- | --- | --- | --- |")
-    for case in options.cases.split(","):
-        compare(case, options, bases, pool, engines, home)
-
-
-def compare(
-    case: str,
-    options: argparse.Namespace,
-    bases: dict[str, BaseModel],
-    pool: Pool,
-    engines: dict[str, HFEngine],
-    home: Path,
-) -> None:
-    """Print one row for every pair of data types of the reference and of this project."""
-    asked = items(options.items, case)
-    task = MultipleChoice("benchmark", parser="anchored")
-    prompts = [str(task.build_request(item).prompt) for item in asked]
     positions = np.eye(len(pool.names))[[i % len(pool.names) for i in range(options.particles)]]
-
-    def theirs(dtype: str) -> list:
-        return reference(pool, bases[dtype], prompts, home, options.particles, options.device)
-
-    def ours(dtype: str) -> list:
-        return run_tasks_lockstep(task, engines[dtype], positions, asked, JobUsage())
-
-    for dtype in bases:
-        check(task, asked, theirs(dtype), ours(dtype), dtype)
-    ways = {f"reference {dtype}": partial(theirs, dtype) for dtype in bases}
-    ways |= {f"ours {dtype}": partial(ours, dtype) for dtype in bases}
-    taken = interleaved(ways, options.repeats)
-    for quick in bases:
-        for slow in bases:
-            a, b = taken[f"reference {slow}"], taken[f"ours {quick}"]
-            print(
-                f"| {case} | {a}, {slow} | {b}, {quick} "
-                f"| {a.wall / b.wall:.1f}, {a.cpu / b.cpu:.1f} |",
-                flush=True,
-            )
+    task = MultipleChoice("benchmark", parser="anchored")
+    with tempfile.TemporaryDirectory() as folder:
+        lay_out(pool, Path(folder), options.particles)
+        given = Path(folder), options.particles, options.device
+        for case in options.cases.split(","):
+            asked = items(options.items, case)
+            prompts = [str(task.build_request(item).prompt) for item in asked]
+            ways: dict[str, Callable[[], list]] = {}
+            for name, engine in engines.items():
+                ours = partial(run_tasks_lockstep, task, engine, positions, asked, JobUsage())
+                ways |= {
+                    f"reference, {name}": partial(reference, pool, bases[name], prompts, *given),
+                    f"ours, {name}": ours,
+                }
+            spent = frame.interleaved(ways, options.repeats, partial(check, task, asked, bases))
+            for way, one in spent.items():
+                theirs = spent[f"reference, {way.partition(', ')[2]}"]
+                yield {"items": case, "way": way, **one, **frame.ratios(theirs, one)}
 
 
 def check(
-    task: MultipleChoice, asked: list[Item], texts: list[list[str]], scores: list, dtype: str
+    task: MultipleChoice, asked: list[Item], dtypes: Iterable[str], found: dict[str, list]
 ) -> None:
     """Compare the answers of the two: in float32 they agree but for a rounding now and then."""
-    from swarm.models.base import Completion
-
-    pairs = [
-        (task.read_answer(item, Completion(text)), score.answer)
-        for row, mine in zip(texts, scores, strict=True)
-        for item, text, score in zip(asked, row, mine, strict=True)
-    ]
-    same = sum(a == b for a, b in pairs) / len(pairs)
-    assert same >= (0.99 if dtype == "float32" else 0.9), f"only {same:.1%} of the answers agree"
+    for dtype in dtypes:
+        pairs = [
+            (task.read_answer(item, Completion(text)), score.answer)
+            for row, mine in zip(found[f"reference, {dtype}"], found[f"ours, {dtype}"], strict=True)
+            for item, text, score in zip(asked, row, mine, strict=True)
+        ]
+        same = sum(a == b for a, b in pairs) / len(pairs)
+        assert same >= (0.99 if dtype == "float32" else 0.9), f"only {same:.1%} of answers agree"
 
 
 if __name__ == "__main__":
-    main()
+    parser = frame.parser(__doc__, repeats=2, model=True)
+    parser.add_argument("--particles", type=int, default=8)
+    parser.add_argument("--items", type=int, default=32)
+    parser.add_argument("--cases", default="short,plain,example")
+    frame.run(parser.parse_args(), measure)

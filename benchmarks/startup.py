@@ -6,9 +6,10 @@ python benchmarks/startup.py [--repeats 5]
 import argparse
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import partial
 
-from batching import default_base
-from timing import interleaved, machine
+import frame
 
 FIRST = """
 import numpy as np
@@ -17,35 +18,28 @@ from swarm.engine.hf import HFEngine
 from swarm.models import Request
 from swarm.api import Pool
 pool, engine = Pool({pool!r}).open(), HFEngine()
-engine.open(BaseModel({base!r}), pool, "cpu")
+engine.open(BaseModel({base!r}, dtype={dtype!r}), pool, {device!r})
 print(engine.generate(np.eye(len(pool.names))[:1], [[Request("1 + 1 =", 2)]]))
 """
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", default=None, help="a folder; default: SmolLM2")
-    parser.add_argument("--pool", default="initial_experts")
-    parser.add_argument("--repeats", type=int, default=5)
-    options = parser.parse_args()
-    base = options.model or default_base().resolve()
+def measure(options: argparse.Namespace) -> Iterator[frame.Row]:
+    """Yield a row for each command."""
+    base = frame.base_and_pool(options)[0].resolve()
+    first = FIRST.format(pool=options.pool, base=base, dtype=options.dtype, device=options.device)
     commands = {
         "--help": ["-m", "swarm.search", "--help"],
         "import swarm.loop.run": ["-c", "import swarm.loop.run"],
         "import torch": ["-c", "import torch"],
-        "first answer": ["-c", FIRST.format(pool=options.pool, base=base)],
+        "first answer": ["-c", first],
     }
-
-    def call(arguments: list[str]) -> None:
-        subprocess.run([sys.executable, *arguments], check=True, capture_output=True)
-
-    ways = {name: (lambda c=c: call(c)) for name, c in commands.items()}
-    for way in ways.values() if options.repeats > 1 else ():
-        way()
-    print(machine())
-    for name, taken in interleaved(ways, options.repeats).items():
-        print(f"{name}: {taken}")
+    ways = {
+        name: partial(subprocess.run, [sys.executable, *words], check=True, capture_output=True)
+        for name, words in commands.items()
+    }
+    for name, spent in frame.interleaved(ways, options.repeats, check=lambda _: None).items():
+        yield {"command": name, **spent}
 
 
 if __name__ == "__main__":
-    main()
+    frame.run(frame.parser(__doc__, repeats=5, model=True).parse_args(), measure)

@@ -52,7 +52,7 @@ def damages(lab: Lab, draw: random.Random, count: int) -> Iterator[Case]:
     yield from _shared(lab)
 
 
-UNREAD = ("log.txt", "running.json")
+UNREAD = ("log.txt", "report.html", "running.json")
 """Files of a run folder that nothing reads back."""
 
 
@@ -217,9 +217,10 @@ def _damaged(
     def made(here: Path, out: str) -> Any:
         run = here / "search" / "run"
         if reader == "resume":
-            left = {k: v for k, v in _tree(run).items() if k not in ("log.txt", "config.json")}
             # The command and the configuration hold the folder's own path, as do their checksums.
-            left = {k: v for k, v in left.items() if k not in ("command.json", "rounds.jsonl")}
+            own = ("log.txt", "config.json", "command.json", "rounds.jsonl")
+            tree = {k: v for k, v in _tree(run).items() if k not in own}
+            left = {k: v.replace(str(here).encode(), b"") for k, v in tree.items()}
             # A repair adds lines to rounds.jsonl, which the summary counts.
             facts = json.loads(left["run.json"])
             return left | {"run.json": {**facts, "lines": None, "checksum": None}}

@@ -279,7 +279,6 @@ def _commands(lab: Lab) -> Iterator[list[str]]:
     for words in (
         ["swarm", "no_such"],
         ["swarm", "--completion", "nope"],
-        ["swarm.report"],
         ["swarm.report", run],
         ["swarm.report", "{here}/file"],
         ["swarm.report", "{here}/fifo"],

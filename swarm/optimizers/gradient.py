@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol
 import numpy as np
 from pydantic import Field
 
-from swarm._util.settings import Count, Number, Positive, PositiveNumber, checked
+from swarm._util.settings import Count, Number, Positive, PositiveNumber, Share, checked
 from swarm.optimizers import random_streams
 from swarm.optimizers.base import (
     BelowOne,
@@ -95,7 +95,7 @@ class Descent:
             an answer of the highest score.
         new_rate: AdamW's rate for the factors of the adapter that is learned beside
             (`pool.new_adapter`).
-        new_decay: Its weight decay.
+        new_decay: Its weight decay, from 0 to 1.
         required: Whether to refuse a task that nothing teaches; else the swarm moves without.
     """
 
@@ -114,7 +114,7 @@ class Descent:
     candidates: Annotated[int, Field(ge=2, le=100)] = 6
     samples: Count = 2
     new_rate: PositiveNumber = 0.002
-    new_decay: Number = 0.0
+    new_decay: Share = 0.0
     required: bool = False
 
     step_scales = np.ones(1)

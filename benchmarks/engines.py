@@ -22,6 +22,7 @@ from typing import Any
 import frame
 import numpy as np
 import torch
+from gpu import Workload, random_basis
 
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
@@ -40,7 +41,7 @@ class Mixed:
     def __init__(self, base: BaseModel, pool: Pool, positions: np.ndarray, device: str) -> None:
         from peft import PeftModel
 
-        model, self.tokenizer = base.load(device)
+        model, self.tokenizer = frame.load_plain(base, device)
         with tempfile.TemporaryDirectory() as folder:
             for i, position in enumerate(positions):
                 pool.save(position, Path(folder) / f"p{i}")
@@ -81,7 +82,13 @@ def opened(
         return Mixed(base, pool, positions, options.device)
     share = 0.85 / len(options.ways.split(","))
     engine = VLLMEngine(gpu_memory_utilization=share) if way == "vllm" else HFEngine(way)
-    engine.open(base, pool, options.device)
+    if options.rank:
+        engine.load_base(base, options.device)
+        work = Workload(experts=len(pool.names), rank=options.rank)
+        basis = random_basis(engine._model, work, options.device, "delta", "global")
+        engine.set_adapters(basis, "random")
+    else:
+        engine.open(base, pool, options.device)
     return engine
 
 
@@ -161,6 +168,12 @@ if __name__ == "__main__":
     parser = frame.parser(__doc__, model=True)
     parser.add_argument("--ways", default="merged,stacked,auto,peft")
     parser.add_argument("--rows", default="4,10,25,100", help="requests, of each position")
+    parser.add_argument(
+        "--rank",
+        type=int,
+        default=0,
+        help="random adapters of this rank on all linear layers, in place of the pool's",
+    )
     parser.add_argument("--kinds", default="text", help="text, choices, loss, gradient")
     parser.add_argument("--particles", type=int, default=8)
     parser.add_argument("--new", type=int, default=4, help="maximum number of new tokens")

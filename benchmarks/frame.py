@@ -68,6 +68,18 @@ def base_and_pool(options: argparse.Namespace) -> "tuple[BaseModel, Pool]":
     return replace(base, dtype=options.dtype.partition(",")[0]), Pool(options.pool).open()
 
 
+def load_plain(base: "BaseModel", device: str) -> tuple[Any, Any]:
+    """Return the model with PyTorch's own products, which `BaseModel.load` exchanges on a CPU."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    folder = base.resolve()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, base.dtype))
+    tokenizer = base.load_tokenizer(folder)
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    return model.to(device).requires_grad_(False), tokenizer
+
+
 def cpu_seconds() -> float:
     """Return the CPU time of this process and of its children that have been waited for."""
     used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))

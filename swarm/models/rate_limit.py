@@ -272,7 +272,11 @@ class ConcurrencySlot:
     async def __aenter__(self) -> float:
         limiter, throttle = self._limiter, self._throttle
         self._gate = gate = limiter.concurrency_gate()
-        async with throttle.send_lock():
+        line, paced = throttle.send_lock(), limiter.limits.requests_per_minute
+        if not (paced or line.locked() or gate.locked()) and throttle.is_clear():
+            await gate.acquire()  # at once
+            return throttle.record_send()
+        async with line:
             if (delay := limiter.requests.reserve_slot() - time.monotonic()) > 0:
                 await asyncio.sleep(delay)
             while True:

@@ -36,7 +36,6 @@ from swarm.models.http_errors import (
 )
 from swarm.models.rate_limit import (
     AdaptiveThrottle,
-    ConcurrencySlot,
     DeadlineExceeded,
     Limits,
     RateLimiter,
@@ -253,14 +252,16 @@ class RetryingClient:
         while True:
             if call.timeout and self.throttle.remaining_pause >= call.timeout:
                 raise TimeoutError
-            slot = ConcurrencySlot(self.turns, self.throttle, failed.deadline)
             try:
-                async with slot as sent:
+                sent = await self.turns.acquire(self.throttle, failed.deadline)
+                try:
                     if not start:
                         start = sent
                         if clock and call.timeout:
                             clock.reschedule(start + call.timeout)
                     content = await send(call, note_start)
+                finally:
+                    self.turns.release(self.throttle)
                 self.throttle.record_success(sent)
                 seconds = time.monotonic() - start
                 return parse_response(self.label, read, content, seconds)
@@ -536,7 +537,8 @@ class HttpSession:
 
     def _check_size(self, response: "ClientResponse") -> None:
         if response.content.total_bytes > MAX_RESPONSE_BYTES:
-            raise BadRequest(f"{self.label}: the response exceeds {MAX_RESPONSE_BYTES >> 20} MiB")
+            size = f"{MAX_RESPONSE_BYTES / 2**20:.0f} MiB"
+            raise BadRequest(f"{self.label}: the response exceeds {size}; set a token limit")
 
     def _dispatch_events(
         self, events: Iterator[tuple[str, str]], take: Callable[[Any], None]

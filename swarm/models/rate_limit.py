@@ -248,40 +248,27 @@ class RateLimiter:
             self._gates = {loop: asyncio.Semaphore(self.limits.concurrency)}
         return self._gates[loop]
 
+    async def acquire(self, throttle: AdaptiveThrottle, latest: Callable[[], float]) -> float:
+        """Wait until a request may be sent; return the time. `release` must follow.
 
-class ConcurrencySlot:
-    """A concurrency slot of a `RateLimiter`, as an asynchronous context; it gives the sending time.
+        The concurrency slot is acquired last, after the throttle and the per-minute limit: a model
+        waiting for its rate limit leaves the slots to the endpoint's other models. After a wait
+        requested by the server, the per-minute limit starts anew.
 
-    The slot is acquired last, after the throttle and the per-minute limit: a model waiting for its
-    rate limit leaves the slots to the endpoint's other models. After a wait requested by the
-    server, the per-minute limit starts anew.
-
-    A class takes a third of the time of a generator with `asynccontextmanager`.
-
-    Raises:
-        DeadlineExceeded: On entry; see `AdaptiveThrottle.wait_until_clear`.
-    """
-
-    __slots__ = ("_gate", "_latest", "_limiter", "_throttle")
-
-    def __init__(
-        self, limiter: RateLimiter, throttle: AdaptiveThrottle, latest: Callable[[], float]
-    ) -> None:
-        self._limiter, self._throttle, self._latest = limiter, throttle, latest
-
-    async def __aenter__(self) -> float:
-        limiter, throttle = self._limiter, self._throttle
-        self._gate = gate = limiter.concurrency_gate()
-        line, paced = throttle.send_lock(), limiter.limits.requests_per_minute
+        Raises:
+            DeadlineExceeded: See `AdaptiveThrottle.wait_until_clear`.
+        """
+        gate, line = self.concurrency_gate(), throttle.send_lock()
+        paced = self.limits.requests_per_minute
         if not (paced or line.locked() or gate.locked()) and throttle.is_clear():
             await gate.acquire()  # at once
             return throttle.record_send()
         async with line:
-            if (delay := limiter.requests.reserve_slot() - time.monotonic()) > 0:
+            if (delay := self.requests.reserve_slot() - time.monotonic()) > 0:
                 await asyncio.sleep(delay)
             while True:
-                while not throttle.is_clear() and await throttle.wait_until_clear(self._latest):
-                    if (delay := limiter.requests.reserve_slot() - time.monotonic()) <= 0:
+                while not throttle.is_clear() and await throttle.wait_until_clear(latest):
+                    if (delay := self.requests.reserve_slot() - time.monotonic()) <= 0:
                         break
                     await asyncio.sleep(delay)
                 await gate.acquire()
@@ -291,6 +278,7 @@ class ConcurrencySlot:
                 gate.release()
             return throttle.record_send()
 
-    async def __aexit__(self, *_: object) -> None:
-        self._throttle.active -= 1
-        self._gate.release()
+    def release(self, throttle: AdaptiveThrottle) -> None:
+        """Release a slot after the answer."""
+        throttle.active -= 1
+        self.concurrency_gate().release()

@@ -5,11 +5,10 @@ First the protocol: request bodies, and the parsing of full and streamed answers
 
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import lru_cache, partial
-from itertools import chain
 from typing import Any, Literal
 
 from swarm._util.secrets import HIDDEN, SECRET
@@ -54,8 +53,6 @@ MIN_LOGPROB = -9999.0
 
 USAGE_FIELDS = {"prompt_tokens": "prompt_tokens", "new_tokens": "completion_tokens"}
 """Completion fields and their names in a server's usage record."""
-
-REASONING_KEYS = ("reasoning_content", "reasoning")
 
 FINISH_KEYS = ("finish_reason", "finishReason", "stop_reason", "done_reason")
 LENGTH_REASONS = (
@@ -167,10 +164,9 @@ def parse_finish(*records: Any) -> str:
     for record in records:
         if not isinstance(record, dict):
             continue
-        reasons: Iterable[Any] = map(record.get, FINISH_KEYS)
-        if isinstance(details := record.get("incomplete_details"), dict):
-            reasons = chain([details.get("reason")], reasons)
-        for reason in reasons:
+        details = record.get("incomplete_details")
+        reasons = [details.get("reason")] if isinstance(details, dict) else []
+        for reason in (*reasons, *map(record.get, FINISH_KEYS)):
             if isinstance(reason, str) and reason:
                 return "length" if reason.casefold() in LENGTH_REASONS else reason
     return ""
@@ -194,11 +190,8 @@ def split_message_text(message: Mapping[str, Any]) -> tuple[str, str]:
         ValueError: The content is not text.
     """
     text = message.get("content") or ""
-    thoughts = ""
-    for field in REASONING_KEYS:
-        if isinstance(found := message.get(field), str) and found:
-            thoughts = found
-            break
+    fields = (message.get("reasoning_content"), message.get("reasoning"))
+    thoughts = next((one for one in fields if one and isinstance(one, str)), "")
     if isinstance(text, list):
         thoughts += "".join(
             _join_text_parts(part["thinking"]) for part in text if part.get("thinking")

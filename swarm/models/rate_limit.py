@@ -42,22 +42,6 @@ class Limits:
     rate_limit_timeout: Number = 600.0
 
 
-class Pacer:
-    """Spaces events evenly over time; a rate of `None` is no limit."""
-
-    def __init__(self, per_minute: float | None) -> None:
-        self._seconds = 60.0 / per_minute if per_minute else 0.0
-        self._free = 0.0
-
-    def reserve_slot(self) -> float:
-        """Reserve the next slot; return its start as of `time.monotonic`."""
-        if not self._seconds:
-            return 0.0
-        begin = max(time.monotonic(), self._free)
-        self._free = begin + self._seconds
-        return begin
-
-
 class DeadlineExceeded(Exception):
     """A request cannot be sent before its deadline."""
 
@@ -230,7 +214,7 @@ class RateLimiter:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.requests = Pacer(limits.requests_per_minute)
+        self._free = 0.0  # when the next request may start at this rate
         self._gates: dict[asyncio.AbstractEventLoop, asyncio.Semaphore] = {}
         self._throttles: dict[str, AdaptiveThrottle] = {}
 
@@ -248,6 +232,15 @@ class RateLimiter:
             self._gates = {loop: asyncio.Semaphore(self.limits.concurrency)}
         return self._gates[loop]
 
+    def _reserve_start(self) -> float:
+        """Reserve the next start at `Limits.requests_per_minute`; return the seconds until it."""
+        if not self.limits.requests_per_minute:
+            return 0.0
+        now = time.monotonic()
+        begin = max(now, self._free)
+        self._free = begin + 60.0 / self.limits.requests_per_minute
+        return begin - now
+
     async def acquire(self, throttle: AdaptiveThrottle, latest: Callable[[], float]) -> float:
         """Wait until a request may be sent; return the time. `release` must follow.
 
@@ -264,11 +257,11 @@ class RateLimiter:
             await gate.acquire()  # at once
             return throttle.record_send()
         async with line:
-            if (delay := self.requests.reserve_slot() - time.monotonic()) > 0:
+            if (delay := self._reserve_start()) > 0:
                 await asyncio.sleep(delay)
             while True:
                 while not throttle.is_clear() and await throttle.wait_until_clear(latest):
-                    if (delay := self.requests.reserve_slot() - time.monotonic()) <= 0:
+                    if (delay := self._reserve_start()) <= 0:
                         break
                     await asyncio.sleep(delay)
                 await gate.acquire()

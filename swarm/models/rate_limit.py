@@ -214,7 +214,7 @@ class RateLimiter:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._free = 0.0  # when the next request may start at this rate
+        self._free = 0.0  # next start at `requests_per_minute`, as of `time.monotonic`
         self._gates: dict[asyncio.AbstractEventLoop, asyncio.Semaphore] = {}
         self._throttles: dict[str, AdaptiveThrottle] = {}
 

@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from swarm.compare.sampling import SampleOutcome
 from swarm.errors import InvalidArgument
 from swarm.models.base import Completion, sum_usage
+from swarm.models.sampling import Outcome
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,7 +32,7 @@ class SampleRow(NamedTuple):
 
     columns: Mapping[str, Any]
     error: str | None = None
-    outcomes: Sequence[SampleOutcome] = ()
+    outcomes: Sequence[Outcome] = ()
 
 
 class ColumnLayout(NamedTuple):

@@ -20,7 +20,7 @@ from swarm.compare.judging import (
 )
 from swarm.compare.question import Question
 from swarm.compare.ratings import RatingBounds, build_rating_params, read_rating
-from swarm.compare.sampling import ModelCall, SampleOutcome, SampleRequest, Script
+from swarm.compare.sampling import ModelCall, SampleRequest, Script
 from swarm.compare.token_probs import (
     MAX_TOP_LOGPROBS,
     count_answers,
@@ -30,6 +30,7 @@ from swarm.compare.token_probs import (
     with_sampling,
 )
 from swarm.errors import InvalidArgument, UserError
+from swarm.models.sampling import Outcome
 
 RESERVED_COLUMNS = (*LEADING_COLUMNS, *MIDDLE_COLUMNS, "raw_answer", "probs", "error")
 RESERVED_SUFFIXES = ("_question", "_raw_answer", "_probs")
@@ -144,7 +145,7 @@ class FreeForm(Question):
         return SampleRow(columns, errors or None, row.outcomes)
 
 
-def answer_row(outcome: SampleOutcome) -> SampleRow:
+def answer_row(outcome: Outcome) -> SampleRow:
     """Return the row of an answer or of a failure."""
     if isinstance(outcome, UserError):
         return SampleRow({"answer": None}, str(outcome), (outcome,))

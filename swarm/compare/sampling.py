@@ -5,11 +5,10 @@ outcomes. One `swarm.models.sampling.Sampler` obtains the samples of all scripts
 """
 
 import asyncio
-import gc
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from contextlib import closing, suppress
 from functools import cache, lru_cache
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -28,13 +27,20 @@ from swarm.compare.config import (
     open_answer_cache,
 )
 from swarm.errors import InvalidArgument, NoClientForModel, UserError
-from swarm.models.base import Completion, Message, Model, Request, completion_fields
+from swarm.models.base import Message, Model, Request, completion_fields
 from swarm.models.cache import Cache
 from swarm.models.http_errors import RequestError
 from swarm.models.openai import OpenAI
 from swarm.models.providers import Providers
 from swarm.models.rate_limit import Limits
-from swarm.models.sampling import CachedModel, PreparedRequest, SampledModel, Sampler, sample_key
+from swarm.models.sampling import (
+    CachedModel,
+    Outcome,
+    PreparedRequest,
+    SampledModel,
+    Sampler,
+    sample_key,
+)
 from swarm.registry.registry import Roster, store_answers
 
 T = TypeVar("T")
@@ -178,10 +184,7 @@ class SampleRequest(NamedTuple):
     sample: int = 0
 
 
-SampleOutcome = Completion | UserError
-"""Outcome of a request."""
-
-Script = Generator[Sequence[SampleRequest], list[SampleOutcome], T]
+Script = Generator[Sequence[SampleRequest], list[Outcome], T]
 """Computes one or several rows: yields requests any number of times, is sent their outcomes in
 order, and returns its result. Failures are sent, not raised. Thousands of scripts run at once; a
 sample requested by several of them is requested once.
@@ -394,7 +397,7 @@ class ScriptRun(Sampler, Generic[T]):
         except StopIteration as end:
             self.on_result(number, end.value)
 
-    async def _fetch(self, wants: Sequence[SampleRequest], first: bool) -> list[SampleOutcome]:
+    async def _fetch(self, wants: Sequence[SampleRequest], first: bool) -> list[Outcome]:
         """Return the outcomes of samples; calls that cannot be prepared have errors."""
         found = [self._prepared.get(call) or await self._resolve(call) for call, _ in wants]
         samples = [
@@ -522,18 +525,3 @@ def replay_scripts(scripts: Iterable[Script[T]]) -> tuple[list[T | None], list[s
     for script in running:
         script.close()
     return results, keys
-
-
-@contextmanager
-def reduce_gc_frequency() -> Iterator[None]:
-    """Make garbage collection rare: a run creates many objects and hardly any garbage.
-
-    Reading 10,000 cached answers then takes 60 % of the time, as each collection traverses all
-    objects.
-    """
-    saved = gc.get_threshold()
-    gc.set_threshold(250_000, 20, 100)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*saved)

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 from swarm.compare.config import Config, EndpointClient
 from swarm.compare.dataframe import SampleRow
-from swarm.compare.sampling import ModelCall, SampleOutcome, SampleRequest, Script
+from swarm.compare.sampling import ModelCall, SampleRequest, Script
 from swarm.errors import UserError
 from swarm.models.base import Completion, Token
 from swarm.models.http_errors import RequestError
+from swarm.models.sampling import Outcome
 
 MAX_TOP_LOGPROBS = 20
 """Limit of OpenAI's API."""
@@ -158,7 +159,7 @@ def sort_by_probability(found: Mapping[str, float]) -> dict[str, float]:
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def missing_logprobs_error(outcomes: Sequence[SampleOutcome], model: str) -> UserError | None:
+def missing_logprobs_error(outcomes: Sequence[Outcome], model: str) -> UserError | None:
     """Return why the first token's probabilities cannot be read from these; `None` if they can."""
     known = [
         isinstance(one, Completion) and bool(one.tokens and one.tokens[0].top) for one in outcomes

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from swarm._util.threads import shared_event_loop
+from swarm._util.threads import reduce_gc_frequency, shared_event_loop
+from swarm.models.cache import encode_json
 from swarm.models.http_errors import (
     BadRequest,
     ConnectionFailed,
@@ -28,15 +29,14 @@ from swarm.models.http_errors import (
 )
 from swarm.models.rate_limit import (
     AdaptiveThrottle,
-    ConcurrencySlot,
     DeadlineExceeded,
     Limits,
     RateLimiter,
 )
 from swarm.models.transport import (
     EventStreamParser,
+    body_bytes,
     describe_connection_error,
-    encode_body,
     parse_json,
     parse_response,
     proxy_for,
@@ -61,6 +61,9 @@ OVERTAKEN, MAX_OVERTAKEN = 3, 10
 """Number of refusals while other requests are accepted, after which a refusal does not count for
 the rate, and after which a request may fail for good.
 """
+
+MAX_RESPONSE_BYTES = 2**28
+"""Maximum size of a response: twice that of 100,000 tokens with 20 log probabilities each."""
 
 MIN_KEY_LENGTH = 8
 """Minimum length of keys to redact; shorter ones would match ordinary text."""
@@ -242,17 +245,19 @@ class RetryingClient:
         while True:
             if call.timeout and self.throttle.remaining_pause >= call.timeout:
                 raise TimeoutError
-            slot = ConcurrencySlot(self.turns, self.throttle, failed.deadline)
             try:
-                async with slot as sent:
+                sent = await self.turns.acquire(self.throttle, failed.deadline)
+                try:
                     if not start:
                         start = sent
                         if clock and call.timeout:
                             clock.reschedule(start + call.timeout)
                     content = await send(call, note_start)
+                finally:
+                    self.turns.release(self.throttle)
                 self.throttle.record_success(sent)
                 seconds = time.monotonic() - start
-                return parse_response(self.label, content, partial(read, content, seconds))
+                return parse_response(self.label, read, content, seconds)
             except BadRequest:
                 self.throttle.record_success(sent)
                 raise
@@ -338,15 +343,17 @@ class HttpClient(RetryingClient):
 
         key, proxy = self.read_api_key(), proxy_for(self.url)
         headers = {self.header: f"{self.scheme}{key}"} if key else {}
-        async with aiohttp.ClientSession(
+        session = aiohttp.ClientSession(
             headers={"Content-Type": "application/json", **headers},
             timeout=aiohttp.ClientTimeout(
                 total=self.limits.timeout, sock_connect=self.limits.connect_timeout
             ),
             connector=aiohttp.TCPConnector(limit=0),
             cookie_jar=aiohttp.DummyCookieJar(),
-        ) as session:
-            yield HttpSession(self, session, proxy, key)
+        )
+        with reduce_gc_frequency():
+            async with session:
+                yield HttpSession(self, session, proxy, key)
 
     def run_calls(self, calls: Sequence[Call], read: Callable[[int, Any], T]) -> list[T]:
         """Make all calls and parse the answers as they arrive; return the results in order.
@@ -430,13 +437,13 @@ class HttpSession:
         """Return the parsed answer of a call; see `RetryingClient.call`."""
         return self.client.call(self.send, call, read)
 
-    async def send(self, call: Call, emit: object) -> Any:
+    def send(self, call: Call, emit: object) -> Awaitable[Any]:
         """Send a call once and return the server's JSON response.
 
         Raises:
             RequestError: The request failed; the class gives the kind of failure.
         """
-        return await self._exchange(call, self._read_response)
+        return self._exchange(call, self._read_response)
 
     async def stream(
         self, parser_class: Callable[[], Any], call: Call, emit: Callable[[P], None]
@@ -449,7 +456,7 @@ class HttpSession:
         parser = parser_class()
 
         def take(content: Any) -> None:
-            for piece in parse_response(self.label, content, partial(parser.parse_event, content)):
+            for piece in parse_response(self.label, parser.parse_event, content):
                 emit(piece)
 
         try:
@@ -469,7 +476,7 @@ class HttpSession:
         return json.loads(self._redact(json.dumps(response)))
 
     async def _exchange(self, call: Call, read: Callable[["ClientResponse"], Awaitable[T]]) -> T:
-        data = encode_body(call.body) if call.data is None else call.data
+        data = body_bytes(encode_json(call.body)) if call.data is None else call.data
         try:
             async with self._post(data=data) as response:
                 return await read(response)
@@ -482,8 +489,11 @@ class HttpSession:
         Raises:
             RequestError: It is an error, or not JSON.
         """
-        raw = first + await response.content.read()
-        text = self._redact(raw.decode("utf-8", "replace"))
+        parts = [first]
+        while part := await response.content.readany():
+            parts.append(part)
+            self._check_size(response)
+        text = self._redact(b"".join(parts).decode("utf-8", "replace"))
         if response.status < 300:
             return parse_json(self.label, "the response", text)
         try:
@@ -512,10 +522,16 @@ class HttpSession:
         if self._dispatch_events(events.feed(first), take):
             return True
         async for chunk in chunks:
+            self._check_size(response)
             if self._dispatch_events(events.feed(chunk), take):
                 return True
         # Some servers omit the empty line after the last event.
         return self._dispatch_events(events.feed(b"\n\n"), take)
+
+    def _check_size(self, response: "ClientResponse") -> None:
+        if response.content.total_bytes > MAX_RESPONSE_BYTES:
+            size = f"{MAX_RESPONSE_BYTES / 2**20:.0f} MiB"
+            raise BadRequest(f"{self.label}: the response exceeds {size}; set a token limit")
 
     def _dispatch_events(
         self, events: Iterator[tuple[str, str]], take: Callable[[Any], None]

@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 from swarm._util.secrets import HIDDEN, SECRET
@@ -27,7 +27,7 @@ from swarm.models.base import (
     compute_cost,
     split_thoughts,
 )
-from swarm.models.cache import Cache, make_cache_key
+from swarm.models.cache import Cache, encode_json, key_of_json
 from swarm.models.http import Call, HttpClient, HttpSession
 from swarm.models.http_errors import (
     CONTENT_ERROR_CODES,
@@ -39,9 +39,11 @@ from swarm.models.http_errors import (
 )
 from swarm.models.rate_limit import Limits
 from swarm.models.sampling import Outcome, PreparedRequest, Sample, SampledModel, Send
-from swarm.models.transport import encode_body, validate_url
+from swarm.models.transport import body_bytes, validate_url
 
 log = logging.getLogger(__name__)
+
+is_secret = lru_cache(SECRET.search)
 
 CHARS_PER_TOKEN = 4
 """Estimate for answers whose tokens no server has counted."""
@@ -76,7 +78,9 @@ def build_body(request: Request, tokens_field: str, fixed: Mapping[str, Any]) ->
     """Build the body of a request; its settings override the model's defaults in `fixed`."""
     prompt = request.prompt
     turns = (Message("user", prompt),) if isinstance(prompt, str) else prompt
-    body: dict[str, Any] = {"messages": [turn._asdict() for turn in turns]}
+    body: dict[str, Any] = {
+        "messages": [{"role": one.role, "content": one.content} for one in turns]
+    }
     if request.max_new_tokens is not None:
         body[tokens_field] = request.max_new_tokens
     body |= fixed
@@ -109,19 +113,19 @@ def parse_answers(content: Any, limit: int, seconds: float) -> list[CompletionFi
         ValueError: It is not a completion, for example a router's error with status 200; or a
             similar exception.
     """
-    choices = content.get("choices") if isinstance(content, Mapping) else None
+    choices = content.get("choices") if isinstance(content, dict) else None
     if not choices:
         raise MalformedResponse(to_one_line(error_message(content)) or "no choices")
-    answers = [parse_choice(choice) for choice in list(choices)[:limit]]
-    usage, model, finish = content.get("usage") or {}, content.get("model"), parse_finish(content)
+    answers = [parse_choice(choice) for choice in choices[:limit]]
+    usage, model = content.get("usage") or {}, content.get("model")
     for name, counted in USAGE_FIELDS.items():
         part, remainder = divmod(int(usage.get(counted) or 0), len(answers))
         for number, answer in enumerate(answers):
             answer[name] = part + (number < remainder)
     for answer in answers:
         answer["seconds"] = round(seconds, 6)
-        if finish:
-            answer.setdefault("finish", finish)
+        if "finish" not in answer and (finish := parse_finish(content)):
+            answer["finish"] = finish
         if model and isinstance(model, str):
             answer["model"] = model
     return answers
@@ -140,7 +144,7 @@ def parse_choice(choice: Mapping[str, Any]) -> CompletionFields:
     refused = message.get("refusal") and not answer["text"]
     if finish := "refusal" if refused else parse_finish(choice):
         answer["finish"] = finish
-    if tokens := (choice.get("logprobs") or {}).get("content"):
+    if (logprobs := choice.get("logprobs")) and (tokens := logprobs.get("content")):
         answer["tokens"] = tuple(
             Token(*_parse_token(one), tuple(map(_parse_token, one.get("top_logprobs") or ())))
             for one in tokens
@@ -158,10 +162,10 @@ def parse_finish(*records: Any) -> str:
     A reached token limit is "length", also where "incomplete_details" report it.
     """
     for record in records:
-        if not isinstance(record, Mapping):
+        if not isinstance(record, dict):
             continue
         details = record.get("incomplete_details")
-        reasons = [details.get("reason")] if isinstance(details, Mapping) else []
+        reasons = [details.get("reason")] if isinstance(details, dict) else []
         for reason in (*reasons, *map(record.get, FINISH_KEYS)):
             if isinstance(reason, str) and reason:
                 return "length" if reason.casefold() in LENGTH_REASONS else reason
@@ -424,19 +428,24 @@ class OpenAI(SampledModel):
                 "(task.scoring=generate for a task, --reading text for a judge)"
             )
         body = build_body(request, self.tokens_field, self.fixed)
+        text = encode_json(body)
         # Hide secrets in the cache key: another API key in the body must not pay for all answers
         # again.
-        fields = {
-            name: HIDDEN if isinstance(one, str) and SECRET.search(name) else one
-            for name, one in body.items()
+        secret = {
+            name: HIDDEN for name, one in body.items() if isinstance(one, str) and is_secret(name)
         }
         return PreparedRequest(
             self,
             request,
-            make_cache_key("chat", self.cache_url, fields),
+            key_of_json(
+                '"chat"',
+                encode_json(self.cache_url),
+                encode_json({**body, **secret}) if secret else text,
+            ),
             equal=self.greedy_once and body.get("temperature") == 0,
             together=self.samples_at_once > 1 and "seed" not in body,
             body=body,
+            data=body_bytes(text),
         )
 
     async def _answer(self, samples: Sequence[Sample], stop: bool = False) -> list[Outcome]:
@@ -482,19 +491,15 @@ class OpenAI(SampledModel):
 
     def _build_call(self, prepared: PreparedRequest, sample: int, count: int) -> Call:
         """Build the call for a number of samples; the k-th is requested with the seed plus k."""
-        body = prepared.body
+        body, data = prepared.body, prepared.data
         assert body
-        seeded = "seed" in body
-        if seeded:
+        if "seed" in body:
             body = {**body, "seed": body["seed"] + sample}
-        elif count == prepared.encoded[0]:
-            return prepared.encoded[1]
         if count > 1:
             body = {**body, "n": count}
-        call = Call(body, prepared.request.timeout, encode_body(body))
-        if not seeded:
-            prepared.encoded = count, call
-        return call
+        if body is not prepared.body:
+            data = None
+        return Call(body, prepared.request.timeout, data)
 
     def _response_reader(
         self, call: Call, count: int, again: bool = True
@@ -511,6 +516,8 @@ class OpenAI(SampledModel):
             answers = parse_answers(content, count, seconds)
             for answer in answers:
                 self._record_usage(answer)
+            if not call.body.get("logprobs"):
+                return answers
             if not any(lacks_logprobs(call.body, answer) for answer in answers):
                 if any("tokens" in answer for answer in answers):
                     self._returns_logprobs = True
@@ -564,4 +571,5 @@ class OpenAI(SampledModel):
     def build_completion(self, answer: CompletionFields, cached: bool) -> Completion:
         self.totals.cached += cached
         cost, priced = compute_cost(answer, self.prices), bool(self.prices)
-        return Completion(**{**answer, "cost": cost, "cached": cached, "priced": priced})
+        shown = {**answer, "cost": cost, "cached": cached, "priced": priced}
+        return Completion.from_fields(shown)

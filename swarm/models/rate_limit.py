@@ -42,22 +42,6 @@ class Limits:
     rate_limit_timeout: Number = 600.0
 
 
-class Pacer:
-    """Spaces events evenly over time; a rate of `None` is no limit."""
-
-    def __init__(self, per_minute: float | None) -> None:
-        self._seconds = 60.0 / per_minute if per_minute else 0.0
-        self._free = 0.0
-
-    def reserve_slot(self) -> float:
-        """Reserve the next slot; return its start as of `time.monotonic`."""
-        if not self._seconds:
-            return 0.0
-        begin = max(time.monotonic(), self._free)
-        self._free = begin + self._seconds
-        return begin
-
-
 class DeadlineExceeded(Exception):
     """A request cannot be sent before its deadline."""
 
@@ -230,7 +214,7 @@ class RateLimiter:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.requests = Pacer(limits.requests_per_minute)
+        self._free = 0.0  # next start at `requests_per_minute`, as of `time.monotonic`
         self._gates: dict[asyncio.AbstractEventLoop, asyncio.Semaphore] = {}
         self._throttles: dict[str, AdaptiveThrottle] = {}
 
@@ -248,36 +232,36 @@ class RateLimiter:
             self._gates = {loop: asyncio.Semaphore(self.limits.concurrency)}
         return self._gates[loop]
 
+    def _reserve_start(self) -> float:
+        """Reserve the next start at `Limits.requests_per_minute`; return the seconds until it."""
+        if not self.limits.requests_per_minute:
+            return 0.0
+        now = time.monotonic()
+        begin = max(now, self._free)
+        self._free = begin + 60.0 / self.limits.requests_per_minute
+        return begin - now
 
-class ConcurrencySlot:
-    """A concurrency slot of a `RateLimiter`, as an asynchronous context; it gives the sending time.
+    async def acquire(self, throttle: AdaptiveThrottle, latest: Callable[[], float]) -> float:
+        """Wait until a request may be sent; return the time. `release` must follow.
 
-    The slot is acquired last, after the throttle and the per-minute limit: a model waiting for its
-    rate limit leaves the slots to the endpoint's other models. After a wait requested by the
-    server, the per-minute limit starts anew.
+        The concurrency slot is acquired last, after the throttle and the per-minute limit: a model
+        waiting for its rate limit leaves the slots to the endpoint's other models. After a wait
+        requested by the server, the per-minute limit starts anew.
 
-    A class takes a third of the time of a generator with `asynccontextmanager`.
-
-    Raises:
-        DeadlineExceeded: On entry; see `AdaptiveThrottle.wait_until_clear`.
-    """
-
-    __slots__ = ("_gate", "_latest", "_limiter", "_throttle")
-
-    def __init__(
-        self, limiter: RateLimiter, throttle: AdaptiveThrottle, latest: Callable[[], float]
-    ) -> None:
-        self._limiter, self._throttle, self._latest = limiter, throttle, latest
-
-    async def __aenter__(self) -> float:
-        limiter, throttle = self._limiter, self._throttle
-        self._gate = gate = limiter.concurrency_gate()
-        async with throttle.send_lock():
-            if (delay := limiter.requests.reserve_slot() - time.monotonic()) > 0:
+        Raises:
+            DeadlineExceeded: See `AdaptiveThrottle.wait_until_clear`.
+        """
+        gate, line = self.concurrency_gate(), throttle.send_lock()
+        paced = self.limits.requests_per_minute
+        if not (paced or line.locked() or gate.locked()) and throttle.is_clear():
+            await gate.acquire()  # at once
+            return throttle.record_send()
+        async with line:
+            if (delay := self._reserve_start()) > 0:
                 await asyncio.sleep(delay)
             while True:
-                while not throttle.is_clear() and await throttle.wait_until_clear(self._latest):
-                    if (delay := limiter.requests.reserve_slot() - time.monotonic()) <= 0:
+                while not throttle.is_clear() and await throttle.wait_until_clear(latest):
+                    if (delay := self._reserve_start()) <= 0:
                         break
                     await asyncio.sleep(delay)
                 await gate.acquire()
@@ -287,6 +271,7 @@ class ConcurrencySlot:
                 gate.release()
             return throttle.record_send()
 
-    async def __aexit__(self, *_: object) -> None:
-        self._throttle.active -= 1
-        self._gate.release()
+    def release(self, throttle: AdaptiveThrottle) -> None:
+        """Release a slot after the answer."""
+        throttle.active -= 1
+        self.concurrency_gate().release()

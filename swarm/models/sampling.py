@@ -62,7 +62,7 @@ class PreparedRequest:
         equal: Whether all samples are one answer, as of greedy requests.
         together: Whether one request may return several samples; see `samples_at_once`.
         body: Request body of sample 0, for models behind an endpoint.
-        encoded: The last number of samples, and the call for so many.
+        data: The body in its encoded form.
     """
 
     model: "SampledModel"
@@ -71,7 +71,7 @@ class PreparedRequest:
     equal: bool = False
     together: bool = False
     body: dict[str, Any] | None = None
-    encoded: tuple[int, Any] = (0, None)
+    data: bytes | None = None
 
 
 Sample = tuple[PreparedRequest, int]
@@ -149,7 +149,7 @@ class SampledModel(Model):
 
     def build_completion(self, answer: CompletionFields, cached: bool) -> Completion:
         """Build a completion from stored fields."""
-        return Completion(**{**answer, "cached": True} if cached else answer)
+        return Completion.from_fields({**answer, "cached": True} if cached else answer)
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         # Answers received before a failure are stored.

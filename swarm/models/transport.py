@@ -132,12 +132,11 @@ class EventStreamParser:
                 self._name, self._data = "", []
 
 
-_encode_json = json.JSONEncoder(ensure_ascii=False).encode
-
-
-def encode_body(body: Any) -> bytes:
-    """Encode a JSON body; lone surrogates, which many servers refuse, are sent as "?"."""
-    return _encode_json(body).encode("utf-8", "replace")
+def body_bytes(text: str) -> bytes:
+    """Return a body of ASCII JSON; lone surrogates, which many servers refuse, are sent as "?"."""
+    if "\\ud" in text:  # half a surrogate pair, or all of it
+        return json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8", "replace")
+    return text.encode()
 
 
 def parse_json(label: str, part: str, text: str) -> Any:
@@ -163,7 +162,7 @@ def describe_connection_error(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
-def parse_response(label: str, content: Any, parse: Callable[[], T]) -> T:
+def parse_response(label: str, parse: Callable[..., T], content: Any, *args: Any) -> T:
     """Apply a parser to a server's response.
 
     Raises:
@@ -171,7 +170,7 @@ def parse_response(label: str, content: Any, parse: Callable[[], T]) -> T:
             the content.
     """
     try:
-        return parse()
+        return parse(content, *args)
     except MalformedResponse as error:
         words = to_one_line(str(error))
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError):

@@ -10,7 +10,7 @@ import endpoints
 import pytest
 
 from swarm.compare import Config, ModelAdapter
-from swarm.compare.sampling import ModelCall, SampleOutcome, SampleRequest, Script
+from swarm.compare.sampling import ModelCall, Outcome, SampleRequest, Script
 from swarm.models.base import Completion
 
 KEY = "sk-secret-0123456789"
@@ -56,12 +56,12 @@ def asked(text: Any = "hello", model: str = "small", **params: Any) -> ModelCall
     )
 
 
-def script(what: ModelCall, sample: int = 0) -> Script[SampleOutcome]:
+def script(what: ModelCall, sample: int = 0) -> Script[Outcome]:
     """One want."""
     [heard] = yield [SampleRequest(what, sample)]
     return heard
 
 
-def texts(heard: Sequence[SampleOutcome]) -> list[str | None]:
+def texts(heard: Sequence[Outcome]) -> list[str | None]:
     """What was said; `None` where it failed."""
     return [one.text if isinstance(one, Completion) else None for one in heard]

@@ -9,9 +9,9 @@ from typing import Any
 
 import endpoints
 
-from swarm.compare.sampling import SampleOutcome, SampleRequest, Script, T
+from swarm.compare.sampling import Outcome, SampleRequest, Script, T
 from swarm.errors import UserError
-from swarm.models.base import Completion, completion_from_json
+from swarm.models.base import Completion
 from swarm.models.openai import parse_answers
 
 END = "<end>"
@@ -87,7 +87,7 @@ def driven(script: Script[T], body: Callable[[Mapping[str, Any]], Any]) -> T:
     It gives what an endpoint says, or the error that a request comes to.
     """
 
-    def heard(want: SampleRequest) -> SampleOutcome:
+    def heard(want: SampleRequest) -> Outcome:
         said = body(want.call.api_kwargs)
         return said if isinstance(said, UserError) else completion(said)
 
@@ -101,4 +101,4 @@ def driven(script: Script[T], body: Callable[[Mapping[str, Any]], Any]) -> T:
 
 def completion(said: Any) -> Completion:
     """What an endpoint says, read."""
-    return completion_from_json({"tokens": [], **parse_answers(said, 1, 0.1)[0]})
+    return Completion.from_fields(parse_answers(said, 1, 0.1)[0])

@@ -5,13 +5,11 @@ answer, which the threads of `concurrent.futures.ThreadPoolExecutor` and `asynci
 until it has arrived.
 """
 
-import gc
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from contextvars import copy_context
 from functools import partial
 from queue import SimpleQueue
@@ -260,26 +258,3 @@ def _reset_after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_reset_after_fork)
-
-
-_gc_lock = threading.Lock()
-_gc_saved: list[tuple[int, int, int]] = []
-"""Thresholds before each use of `reduce_gc_frequency` that has not ended."""
-
-
-@contextmanager
-def reduce_gc_frequency() -> Iterator[None]:
-    """Make garbage collection rare: requests create many objects and hardly any garbage.
-
-    Reading 10,000 cached answers then takes 60 % of the time, as each collection traverses all
-    objects. Uses may overlap; the thresholds are restored when the last one ends.
-    """
-    with _gc_lock:
-        _gc_saved.append(gc.get_threshold())
-        gc.set_threshold(250_000, 20, 100)
-    try:
-        yield
-    finally:
-        with _gc_lock:
-            # Whichever use ends: those of the process are the first ones and remain to the last.
-            gc.set_threshold(*_gc_saved.pop())

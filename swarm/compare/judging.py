@@ -10,7 +10,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from swarm._util.settings import Text
-from swarm._util.threads import reduce_gc_frequency
 from swarm.compare.config import open_answer_cache
 from swarm.compare.dataframe import SampleRow, as_column
 from swarm.compare.question import Question
@@ -18,6 +17,7 @@ from swarm.compare.sampling import (
     ModelCall,
     SampleRequest,
     Script,
+    reduce_gc_frequency,
     replay_scripts,
 )
 from swarm.errors import InvalidArgument

@@ -22,7 +22,6 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError, field_va
 
 from swarm._util.files import read_yaml
 from swarm._util.settings import Positive, explain, field_types
-from swarm._util.threads import reduce_gc_frequency
 from swarm.compare.config import EXACT, Config, open_answer_cache
 from swarm.compare.dataframe import (
     ColumnLayout,
@@ -36,6 +35,7 @@ from swarm.compare.sampling import (
     SampleRequest,
     Script,
     copy_containers,
+    reduce_gc_frequency,
     replay_scripts,
     run_scripts,
 )

@@ -5,10 +5,11 @@ outcomes. One `swarm.models.sampling.Sampler` obtains the samples of all scripts
 """
 
 import asyncio
+import gc
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from functools import cache, lru_cache
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -525,3 +526,18 @@ def replay_scripts(scripts: Iterable[Script[T]]) -> tuple[list[T | None], list[s
     for script in running:
         script.close()
     return results, keys
+
+
+@contextmanager
+def reduce_gc_frequency() -> Iterator[None]:
+    """Make garbage collection rare: a run creates many objects and hardly any garbage.
+
+    Reading 10,000 cached answers then takes 60 % of the time, as each collection traverses all
+    objects.
+    """
+    saved = gc.get_threshold()
+    gc.set_threshold(250_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*saved)

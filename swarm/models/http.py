@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from swarm._util.threads import reduce_gc_frequency, shared_event_loop
+from swarm._util.threads import shared_event_loop
 from swarm.models.cache import encode_json
 from swarm.models.http_errors import (
     BadRequest,
@@ -343,17 +343,15 @@ class HttpClient(RetryingClient):
 
         key, proxy = self.read_api_key(), proxy_for(self.url)
         headers = {self.header: f"{self.scheme}{key}"} if key else {}
-        session = aiohttp.ClientSession(
+        async with aiohttp.ClientSession(
             headers={"Content-Type": "application/json", **headers},
             timeout=aiohttp.ClientTimeout(
                 total=self.limits.timeout, sock_connect=self.limits.connect_timeout
             ),
             connector=aiohttp.TCPConnector(limit=0),
             cookie_jar=aiohttp.DummyCookieJar(),
-        )
-        with reduce_gc_frequency():
-            async with session:
-                yield HttpSession(self, session, proxy, key)
+        ) as session:
+            yield HttpSession(self, session, proxy, key)
 
     def run_calls(self, calls: Sequence[Call], read: Callable[[int, Any], T]) -> list[T]:
         """Make all calls and parse the answers as they arrive; return the results in order.

@@ -229,7 +229,8 @@ class RateLimiter:
         """Return the running loop's semaphore; after a fork the loop differs."""
         loop = asyncio.get_running_loop()
         if loop not in self._gates:
-            self._gates = {loop: asyncio.Semaphore(self.limits.concurrency)}
+            gates = {one: gate for one, gate in self._gates.items() if not one.is_closed()}
+            self._gates = gates | {loop: asyncio.Semaphore(self.limits.concurrency)}
         return self._gates[loop]
 
     def _reserve_start(self) -> float:

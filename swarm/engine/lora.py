@@ -48,6 +48,7 @@ class LoraLinear(nn.Module):
         factors: See `Factors`.
         dtype: Type in which the updates are computed.
         routing: The positions of the rows.
+        device: Of the updates; `None` is that of the layer.
 
     Attributes:
         down, up: A [R, in] and B [out, R] of all experts.
@@ -61,14 +62,19 @@ class LoraLinear(nn.Module):
     """
 
     def __init__(
-        self, linear: nn.Linear, factors: Factors, dtype: torch.dtype, routing: Routing
+        self,
+        linear: nn.Linear,
+        factors: Factors,
+        dtype: torch.dtype,
+        routing: Routing,
+        device: torch.device | None = None,
     ) -> None:
         super().__init__()
         down, up, places = factors
         self.rank = down.shape[1] if down.dim() == 3 else None
         if self.rank is not None:
             down, up = down.flatten(0, 1), up.transpose(0, 1).flatten(1)
-        device = linear.weight.device
+        device = device or linear.weight.device
         self.linear, self.routing = linear, routing
         self.down, self.up = down.to(device, dtype), up.to(device, dtype).contiguous()
         self.places = places.to(device)
@@ -119,8 +125,8 @@ class LoraLinear(nn.Module):
             low = (low.sum(2, keepdim=True) * each).flatten(2)
         return low.flatten(0, 1).to(rows.dtype)
 
-    def merge(self, shares: torch.Tensor) -> None:
-        """Add the update with these shares [R], or [K], to a copy of the weight."""
+    def merge(self, shares: torch.Tensor) -> torch.Tensor:
+        """Add the update with these shares [R], or [K], to a copy of the weight, and return it."""
         down, up = self.down, self.up
         if self.overflows:
             unused = (shares == 0).repeat_interleave(self.rank or 1)
@@ -130,10 +136,12 @@ class LoraLinear(nn.Module):
         else:
             down = torch.einsum("k,kri->ri", shares, down.unflatten(0, (-1, self.rank)).float())
             up = torch.einsum("k,okr->or", shares, up.unflatten(1, (-1, self.rank)).float())
-        weight = self.linear.weight
+        # One in pinned memory, as in vLLM's workers, is copied without waiting for it.
+        weight = self.linear.weight.to(down.device, non_blocking=True)
         if self.merged is None:
             self.merged = torch.empty_like(weight)
         torch.addmm(weight, up.to(weight.dtype), down.to(weight.dtype), out=self.merged)
+        return self.merged
 
 
 class LoraLayers(Mixer):

@@ -7,8 +7,8 @@ Nothing is imported from vLLM before it is started; code that depends on its int
 import itertools
 import logging
 import os
+import pickle
 import re
-import tempfile
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +29,7 @@ from swarm._util.files import parse_json
 from swarm._util.settings import Positive, checked
 from swarm.engine.base import Engine, as_pool, available_memory_bytes
 from swarm.engine.base_model import BaseModel
+from swarm.engine.full import FullModelPool, FullWeightsEngine
 from swarm.engine.hf import HFEngine
 from swarm.engine.tokenization import (
     CachedEncoder,
@@ -116,8 +117,9 @@ class VLLMEngine(Engine):
 
     def check(self, base: BaseModel, pool: ExpertPool) -> Any:
         """See `swarm.engine.base.Engine`; vLLM's own checks run only when it starts."""
-        plain = HFEngine()
-        tokenizer = plain.check(base, as_pool(pool, Pool, "vllm"))
+        full = isinstance(pool, FullModelPool)
+        plain = FullWeightsEngine() if full else HFEngine()
+        tokenizer = plain.check(base, as_pool(pool, FullModelPool if full else Pool, "vllm"))
         self.context = self.settings.get("max_model_len") or plain.context
         check_installed()
         return tokenizer
@@ -128,38 +130,24 @@ class VLLMEngine(Engine):
         Args:
             device: "cpu", or "cuda:0": vLLM takes the first devices that the process sees.
         """
-        mixed = as_pool(pool, Pool, "vllm")
         check_installed()
         folder = Path(base.resolve())
         self._llm = start_vllm(base, folder, device, {**self.settings, **self.options})
         try:
             self._scheduler = VLLMScheduler(self._llm, base.load_tokenizer(folder), folder)
             with wrap_start_errors():
-                self._hold_experts(mixed, folder)
+                if missing := self._call("swarm_hold", pickle.dumps((base, pool)))[0]:
+                    raise UserError(
+                        f"engine=vllm: the base's files have no weight of {missing[0]}, which the "
+                        "experts adapt; use engine=hf"
+                    )
                 self._call("swarm_watch")
-                self._check_updates(mixed)
+                self._check_updates(pool)
         except BaseException:
             self.close()
             raise
 
-    def _hold_experts(self, pool: Pool, folder: Path) -> None:
-        from safetensors.torch import save_file
-
-        tensors: dict[str, Any] = {}
-        for module in pool.modules:
-            factors = zip(("down", "up", "places"), pool.expert_factors(module), strict=True)
-            tensors |= {f"{module} {name}": tensor.contiguous() for name, tensor in factors}
-        with tempfile.TemporaryDirectory(prefix="model-swarms-") as scratch:
-            file = str(Path(scratch) / "experts.safetensors")
-            save_file(tensors, file)
-            missing = self._call("swarm_hold", str(folder), file)[0]
-        if missing:
-            raise UserError(
-                f"engine=vllm: the base's files have no weight of {missing[0]}, which the experts "
-                "adapt; use engine=hf"
-            )
-
-    def _check_updates(self, pool: Pool) -> None:
+    def _check_updates(self, pool: ExpertPool) -> None:
         """Check that other weights give other answers; the loader of some builds has no effect."""
         asked = [Request("", 0, ("a", "b", "c", "1"))]
         width = len(pool.split_routes([0.0] * len(pool.names) * len(pool.groups))[0])

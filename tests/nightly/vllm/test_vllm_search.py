@@ -74,6 +74,15 @@ def test_a_search_is_the_transformers_engines(
     assert searched(tmp_path, family, **SMALL, **more) == expected
 
 
+def test_what_was_learned_is_not_left_out(family: tuple[Path, Path], tmp_path: Path) -> None:
+    """A search with gradients cannot go on without them: its best may have a learned adapter."""
+    for more, code, told in (({}, 0, ""), (SMALL, 1, "resume with engine=hf")):
+        words = searches.arguments(tmp_path, *family, gpus=GPUS, model__dtype="float32", **more)
+        words = [word for word in words if not word.startswith(("optimizer.", "pool.space"))]
+        done = searches.run_process([*words, "optimizer.max_iterations=3"], timeout=400)
+        assert done.returncode == code and told in done.stderr, done.stderr
+
+
 def test_ctrl_c_leaves_no_process_of_a_shared_model(
     family: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -48,7 +48,6 @@ class LoraLinear(nn.Module):
         factors: See `Factors`.
         dtype: Type in which the updates are computed.
         routing: The positions of the rows.
-        device: Of the updates; `None` is that of the layer.
 
     Attributes:
         down, up: A [R, in] and B [out, R] of all experts.
@@ -62,19 +61,14 @@ class LoraLinear(nn.Module):
     """
 
     def __init__(
-        self,
-        linear: nn.Linear,
-        factors: Factors,
-        dtype: torch.dtype,
-        routing: Routing,
-        device: torch.device | None = None,
+        self, linear: nn.Linear, factors: Factors, dtype: torch.dtype, routing: Routing
     ) -> None:
         super().__init__()
         down, up, places = factors
         self.rank = down.shape[1] if down.dim() == 3 else None
         if self.rank is not None:
             down, up = down.flatten(0, 1), up.transpose(0, 1).flatten(1)
-        device = device or linear.weight.device
+        device = linear.weight.device
         self.linear, self.routing = linear, routing
         self.down, self.up = down.to(device, dtype), up.to(device, dtype).contiguous()
         self.places = places.to(device)

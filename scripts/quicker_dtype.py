@@ -4,6 +4,8 @@ import time
 
 import torch
 
+from swarm.engine.cpu_product import multiply
+
 
 def quicker_dtype() -> str:
     """Return the type.
@@ -23,7 +25,7 @@ def quicker_dtype() -> str:
     while rounds < 2 or time.perf_counter() - began < 0.1:
         for name, (rows, weight) in pairs.items():
             start = time.perf_counter()
-            torch.nn.functional.linear(rows, weight)
+            multiply(rows, weight)
             least[name] = min(least[name], time.perf_counter() - start)
         rounds += 1
     torch.set_num_threads(threads)

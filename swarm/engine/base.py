@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -184,34 +184,53 @@ def as_pool(pool: ExpertPool, kind: type[P], engine: str) -> P:
     )
 
 
-MERGE_FROM_CPU, MERGE_FROM_GPU = 20, 150
-"""Requests per position from which merging gains: adding an update to the weights costs as much as
-some hundred tokens. Below, a CPU gains by reading the weights once for several positions
-(benchmarks/batching.py); on an H100 both took the same time at 100 to 200 requests (Llama 1B).
-"""
+STEP_CPU, STEP_GPU = 45, 500
+"""What a decoding step costs besides its own tokens, in tokens read: a CPU reads all weights, and a
+GPU waits for its kernels (SmolLM2 in float32 on an AMD EPYC; Llama 1B on an H100, where both plans
+took the same time at 200 requests of 150 tokens and 8 steps)."""
 
 
-def choose_plan(positions: int, rows: float, gpu: bool, exact: bool, room: bool) -> tuple[str, str]:
-    """Return the plan for positions with `rows` requests each, and the reason.
+class UpdateCost(NamedTuple):
+    """Cost of the experts' update, by its shapes; R is the sum of the experts' ranks.
 
-    Merging runs one position at a time at the base's own speed, but in bfloat16 it rounds the
-    update away: of one that is 1 % of the weight's norm, bfloat16's 8 bits leave an error of 17 %,
-    unmerged 0.2 %.
+    Attributes:
+        share: Products of a stacked update per token, divided by those of the base: the sum of
+            R (in + out) over the adapted layers, divided by that of in * out over all layers.
+        tokens: Tokens for which this costs as much as adding the update to the weights: in * out /
+            (in + out) on average. It does not depend on R.
+    """
+
+    share: float
+    tokens: float
+
+
+def choose_plan(
+    positions: int, tokens: float, steps: int, cost: UpdateCost, gpu: bool, exact: bool, room: bool
+) -> tuple[str, str]:
+    """Return the plan for several positions, and the reason.
+
+    Merging runs one position at a time at the base's own speed: it saves a share of each token's
+    products beyond the tokens that adding the update costs, and decodes each position alone. In 16
+    bits it rounds the update away: of one that is 1 % of the weight's norm, bfloat16's 8 bits leave
+    an error of 17 %, unmerged 0.2 %.
 
     Args:
+        tokens: Prompt tokens of a position, mean.
+        steps: Decoding steps.
         exact: Whether the model is in float32.
         room: Whether a copy of the adapted weights fits in the free memory.
     """
-    least = MERGE_FROM_GPU if gpu else MERGE_FROM_CPU
     if not exact:
         return "stacked", "merging would round the update away in 16 bits"
     if not room:
         return "stacked", "a copy of the adapted weights does not fit in the memory left"
     if positions == 1:
         return "merged", "a single position runs as fast as the base alone"
-    if rows < least:
-        return "stacked", f"{rows:g} requests per position, below {least}"
-    return "merged", f"{rows:g} requests per position, enough to run as fast as the base alone"
+    alone = (steps + 1) * (STEP_GPU if gpu else STEP_CPU) * (1 - 1 / positions)
+    least = cost.tokens + (alone / cost.share if cost.share else math.inf)
+    if tokens < least:
+        return "stacked", f"{tokens:.0f} tokens per position, below {least:.0f}"
+    return "merged", f"{tokens:.0f} tokens per position, from {least:.0f} on as fast as the base"
 
 
 def available_memory_bytes() -> int:

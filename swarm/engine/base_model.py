@@ -417,6 +417,8 @@ class BaseModel:
         import torch
         from transformers import AutoModelForCausalLM
 
+        from swarm.engine.cpu_product import use_in_layers
+
         folder, dtype = self.resolve(), self.dtype
         if dtype == "auto":
             dtype = "float32" if device == "cpu" else "bfloat16"
@@ -426,6 +428,7 @@ class BaseModel:
         with wrap_load_errors(f"model.path={self.path} cannot be opened"):
             model.eval().requires_grad_(False).to(device)
         make_head_contiguous(model)
+        use_in_layers(model)
         if tokenizer.pad_token is None:
             tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
         return model, tokenizer

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from swarm.engine.cpu_product import add_product, multiply
 from swarm.engine.decode import SlotCache, cache_argument, can_share_prefix
 from swarm.engine.lora import LoraLinear
 
@@ -344,14 +345,16 @@ class CpuForward:
             given = rows.contiguous(), packed, linear.bias
             out = torch.ops.mkldnn._linear_pointwise(*given, "none", [], "")
         else:
-            weight = (linear.weight if merged is None else merged).t()
-            if linear.bias is None:
-                out = torch.mm(rows, weight, out=out)
+            weight = linear.weight if merged is None else merged
+            if rows.dtype == torch.float32:
+                out = multiply(rows, weight, linear.bias)
+            elif linear.bias is None:
+                out = torch.mm(rows, weight.t(), out=out)
             else:
-                out = torch.addmm(linear.bias, rows, weight, out=out)
+                out = torch.addmm(linear.bias, rows, weight.t(), out=out)
         assert out is not None
         if adapted is not None and merged is None and adapted.shares is not None:
-            out.addmm_(adapted.project_down(rows, particles), adapted.up.t())
+            add_product(out, adapted.project_down(rows, particles), adapted.up)
         return out
 
 

@@ -158,13 +158,13 @@ class HFEngine(Engine):
 
     def set_adapters(self, basis: Mapping[str, "Factors"], folder: str | Path = "") -> None:
         """Set or replace the experts in the loaded base's layers."""
-        from swarm.engine.lora import LoraLayers
+        from swarm.engine.lora import LoraLayers, update_cost
 
         if self._mixer is not None:
             self._mixer.remove()
         where = f"pool.folder={folder} on {self._path}"
         self._set_mixer(LoraLayers(self._model, basis, where, self._learns))
-        size = sum(factors[0].shape[-1] * factors[1].shape[-2] for factors in basis.values())
+        self._cost, size = update_cost(basis.values(), self._model)
         self._room = size * self._model.dtype.itemsize <= self._free_bytes
 
     def _set_mixer(self, mixer: Mixer) -> None:
@@ -229,9 +229,11 @@ class HFEngine(Engine):
     def _choose_plan(self, requests: Sequence[Sequence[Request]]) -> str:
         if self.plan != "auto":
             return self.plan
-        rows = sum(map(len, requests)) / len(requests)
         gpu, exact = self._model.device.type == "cuda", self._model.dtype.itemsize == 4
-        plan, reason = choose_plan(len(requests), rows, gpu, exact, self._room)
+        asked = list(chain(*requests))
+        tokens = sum(len(self._prompt_ids(one.prompt)) for one in asked) / len(requests)
+        steps = max((one.token_limit for one in asked if not one.choices), default=0)
+        plan, reason = choose_plan(len(requests), tokens, steps, self._cost, gpu, exact, self._room)
         if reason not in self._logged:
             self._logged.add(reason)
             log.info("plan %s: %s", plan, reason)

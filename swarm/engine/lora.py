@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from swarm.engine.base import Mixer
+from swarm.engine.base import Mixer, UpdateCost
+from swarm.engine.cpu_product import add_product, multiply
 from swarm.errors import UserError
 from swarm.pool.learned import LearnedAdapter
 
@@ -93,20 +94,20 @@ class LoraLinear(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Map [R, ..., in] to [R, ..., out]."""
         if self.merged is not None:
-            return nn.functional.linear(rows, self.merged, self.linear.bias)
+            return multiply(rows, self.merged, self.linear.bias)
         out: torch.Tensor = self.linear(rows)
         if self.shares is not None:
             low = self.project_down(rows, self.routing.particles)
             if torch.is_grad_enabled():
-                return out + nn.functional.linear(low, self.up).view(out.shape)
-            out.view(-1, out.shape[-1]).addmm_(low, self.up.t())
+                return out + multiply(low, self.up).view(out.shape)
+            add_product(out.view(-1, out.shape[-1]), low, self.up)
         return out
 
     def project_down(self, rows: torch.Tensor, particles: torch.Tensor | None) -> torch.Tensor:
         """Return A x of all tokens of `rows` [R, ..., in] times their coefficients, [N, R]."""
         assert self.shares is not None
         shares = self.shares[:1] if particles is None else self.shares[particles]
-        low = nn.functional.linear(rows, self.down).view(len(shares), -1, len(self.down))
+        low = multiply(rows, self.down).view(len(shares), -1, len(self.down))
         # In float32: a coefficient rounded to bfloat16 would have the same relative error
         # everywhere.
         each = shares[:, None]
@@ -130,11 +131,12 @@ class LoraLinear(nn.Module):
         else:
             down = torch.einsum("k,kri->ri", shares, down.unflatten(0, (-1, self.rank)).float())
             up = torch.einsum("k,okr->or", shares, up.unflatten(1, (-1, self.rank)).float())
-        # One in pinned memory, as in vLLM's workers, is copied without waiting for it.
-        weight = self.linear.weight.to(down.device, non_blocking=True)
+        weight = self.linear.weight
         if self.merged is None:
-            self.merged = torch.empty_like(weight)
-        torch.addmm(weight, up.to(weight.dtype), down.to(weight.dtype), out=self.merged)
+            self.merged = torch.empty_like(weight, device=down.device)
+        # From pinned memory, where vLLM's workers have it, without waiting for the device.
+        self.merged.copy_(weight, non_blocking=True)
+        add_product(self.merged, up.to(weight.dtype), down.to(weight.dtype).t())
         return self.merged
 
 
@@ -292,3 +294,16 @@ def linear_shapes(model: Any) -> dict[str, tuple[int, int]]:
         for name, layer in model.named_modules()
         if isinstance(layer, nn.Linear) and layer is not head
     }
+
+
+def update_cost(basis: Iterable[Factors], model: Any) -> tuple[UpdateCost, int]:
+    """Return the cost of the experts' update, and the number of weights that they adapt."""
+    size = merged = stacked = 0
+    for down, up, _ in basis:
+        inputs, outputs = down.shape[-1], up.shape[-2]
+        size += inputs * outputs
+        # Factors that are mixed separately are mixed before they are merged, to one's rank.
+        merged += inputs * outputs * down.shape[-2]
+        stacked += (inputs + outputs) * down[..., 0].numel()
+    whole = sum(inputs * outputs for inputs, outputs in linear_shapes(model).values())
+    return UpdateCost(stacked / whole, merged / max(1, stacked)), size

@@ -13,11 +13,11 @@ from peft import PeftModel
 from transformers import AutoTokenizer
 
 from swarm.engine import decode
-from swarm.engine.base import MERGE_FROM_CPU, MERGE_FROM_GPU, choose_plan
+from swarm.engine.base import UpdateCost, choose_plan
 from swarm.engine.base_model import BaseModel
 from swarm.engine.full import FullModelPool, FullWeightsEngine
 from swarm.engine.hf import HFEngine, HFModel
-from swarm.engine.lora import LoraLayers
+from swarm.engine.lora import LoraLayers, update_cost
 from swarm.engine.token_ensemble import ModelEnsemble, TokenEnsembleEngine
 from swarm.engine.tokenization import CachedEncoder, encode_choice, encode_prompt
 from swarm.errors import UserError
@@ -288,19 +288,37 @@ def test_wrong_settings_and_pools_are_named(tiny_qwen2: Path, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("positions", "rows", "gpu", "exact", "room", "plan"),
+    ("positions", "tokens", "steps", "gpu", "exact", "room", "plan"),
     [
-        (5, MERGE_FROM_CPU - 1, False, True, True, "stacked"),
-        (5, MERGE_FROM_CPU, False, True, True, "merged"),
-        (1, 4, False, True, True, "merged"),
-        (5, MERGE_FROM_GPU - 1, True, True, True, "stacked"),
-        (5, MERGE_FROM_GPU, True, True, True, "merged"),
-        (5, 500, True, False, True, "stacked"),
-        (5, 200, False, True, False, "stacked"),
+        (5, 300, 0, False, True, True, "stacked"),
+        (5, 600, 0, False, True, True, "merged"),  # beyond what adding the update costs
+        (5, 600, 8, False, True, True, "stacked"),  # as each position would decode alone
+        (5, 3000, 8, False, True, True, "merged"),
+        (1, 4, 8, False, True, True, "merged"),
+        (5, 3000, 8, True, True, True, "stacked"),
+        (5, 30000, 8, True, True, True, "merged"),
+        (5, 30000, 0, True, False, True, "stacked"),
+        (5, 30000, 0, False, True, False, "stacked"),
     ],
 )
-def test_the_plan_follows_rows_type_and_memory(
-    positions: int, rows: int, gpu: bool, exact: bool, room: bool, plan: str
+def test_the_plan_follows_shapes_type_and_memory(
+    positions: int, tokens: int, steps: int, gpu: bool, exact: bool, room: bool, plan: str
 ) -> None:
-    found, why = choose_plan(positions, rows, gpu, exact, room)
+    cost = UpdateCost(0.25, 350.0)
+    found, why = choose_plan(positions, tokens, steps, cost, gpu, exact, room)
     assert found == plan and why
+
+
+@pytest.mark.parametrize("space", ["delta", "factor"])
+def test_an_update_costs_by_its_shapes(space: str, tiny_llama: Path, tmp_path: Path) -> None:
+    """Ranks raise the share, and not the tokens from which merging gains."""
+    model, costs = tiny.load(tiny_llama), []
+    for rank in (2, 6):
+        folder = tmp_path / f"rank {rank}"
+        tiny.expert(tiny_llama, folder / "amber", 1, r=rank)
+        tiny.expert(tiny_llama, folder / "birch", 2, r=rank)
+        pool = Pool(folder, space=space).open()
+        cost, size = update_cost([pool.expert_factors(name) for name in pool.modules], model)
+        assert size == sum(inputs * outputs for inputs, outputs, _ in pool.modules.values())
+        costs.append(cost)
+    assert costs[1] == (pytest.approx(3 * costs[0].share), pytest.approx(costs[0].tokens))

@@ -180,7 +180,7 @@ def as_pool(pool: ExpertPool, kind: type[P], engine: str) -> P:
         return pool
     raise UserError(
         f"engine={engine} does not mix the experts of this pool: pool=adapters needs engine=hf or "
-        "vllm, pool=models engine=token, and pool=full_models engine=full"
+        "vllm, pool=models engine=token, and pool=full_models engine=full or vllm"
     )
 
 

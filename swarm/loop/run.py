@@ -461,6 +461,12 @@ class Run:
             for number, entry in enumerate(record.iterations):
                 self._known.add_iteration(number, entry["positions"], entry["utilities"])
             self._evaluator.learned |= record.learned_files()
+            learned = self._evaluator.learned and not self.engine.differentiable
+            if learned or (pool.router and not self.engine.embeds):
+                raise UserError(
+                    f"{record.folder}: the search has learned adapters or kinds of prompts, which "
+                    "this engine does not answer; resume with engine=hf"
+                )
             if scale := record.state["scale"]:
                 self.task.restore_scale(scale)
             if self.descents:

@@ -248,7 +248,7 @@ def refuse_variants(config: dict[str, Any]) -> None:
     for key, value in wrong.items():
         raise UserError(
             f"{key} is set to {value!r}: only plain LoRA can be combined, which adds s B A to a "
-            "linear layer and changes nothing else"
+            "linear layer and changes nothing else; merge it into its base for pool=full_models"
         )
 
 

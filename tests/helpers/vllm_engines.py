@@ -10,6 +10,7 @@ import tiny
 import torch
 
 from swarm.engine.base_model import BaseModel
+from swarm.engine.full import FullModelPool, FullWeightsEngine
 from swarm.engine.hf import HFEngine
 from swarm.engine.vllm import VLLMEngine
 from swarm.models.base import Completion, Request
@@ -29,7 +30,7 @@ def family(folder: Path, kind: str = "llama") -> tuple[Path, Path]:
 
 
 @contextmanager
-def opened(base: Path, pool: Pool, **options: Any) -> Iterator[VLLMEngine]:
+def opened(base: Path, pool: Pool | FullModelPool, **options: Any) -> Iterator[VLLMEngine]:
     """A vLLM engine of its own, ended afterwards; its memory is free when the last one ends."""
     options = {"kv_cache_memory_bytes": 2**27, **options}
     engine = VLLMEngine(gpu_memory_utilization=0.3, options=options)
@@ -42,14 +43,14 @@ def opened(base: Path, pool: Pool, **options: Any) -> Iterator[VLLMEngine]:
         engine.close()
 
 
-def reference(base: Path, pool: Pool) -> HFEngine:
+def reference(base: Path, pool: Pool | FullModelPool) -> HFEngine:
     """The transformers engine on the same."""
-    engine = HFEngine()
+    engine = FullWeightsEngine() if isinstance(pool, FullModelPool) else HFEngine()
     engine.open(BaseModel(str(base), dtype="float32"), pool, DEVICE)
     return engine
 
 
-def positions(count: int, pool: Pool, seed: int = 0) -> np.ndarray:
+def positions(count: int, pool: Pool | FullModelPool, seed: int = 0) -> np.ndarray:
     """Random positions."""
     size = len(pool.names) * len(pool.groups)
     return np.random.default_rng(seed).normal(0.3, 0.5, (count, size))

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import tiny
 import vllm_engines
+from peft import PeftModel
 
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: scripts/test_vllm.sh")
 
 from swarm.engine.base_model import BaseModel
+from swarm.engine.full import FullModelPool
 from swarm.engine.hf import HFEngine
 from swarm.engine.vllm import VLLMEngine
 from swarm.errors import NotFinite, UserError
@@ -155,25 +157,36 @@ def test_one_engine_ends_and_another_goes_on(
     assert engine.generate(rows, asked) == hf.generate(rows, asked)
 
 
-def test_what_the_device_does_not_compute_shows_at_the_start(tmp_path: Path) -> None:
-    if vllm_engines.DEVICE != "cpu":
-        pytest.skip("a GPU computes with heads of any size")
-    base = tiny.model(tmp_path / "base", head=8)
-    pool = Pool(tiny.pool(base, tmp_path / "pool")).open()
-    with pytest.raises(UserError, match=r"could not start: .*head_dim=8.*engine=hf"):
-        VLLMEngine().open(BaseModel(str(base)), pool, "cpu")
+def check_agreement(base: Path, pool: Pool | FullModelPool) -> None:
+    asked, rows = [vllm_engines.scoring(PROMPTS[:2])] * 2, vllm_engines.positions(2, pool)
+    expected = vllm_engines.logprobs(vllm_engines.reference(base, pool).generate(rows, asked))
+    with vllm_engines.opened(base, pool) as engine:
+        assert np.allclose(vllm_engines.logprobs(engine.generate(rows, asked)), expected, atol=2e-4)
 
 
 @pytest.mark.parametrize(
     "settings", [{"space": "delta"}, {"groups": "attention_mlp"}, {"control": "random"}]
 )
 def test_every_kind_of_pool(settings: dict[str, object], family: tuple[Path, Path]) -> None:
-    pool = Pool(family[1], **settings).open()  # type: ignore[arg-type]
-    asked = [vllm_engines.scoring(PROMPTS[:2]), vllm_engines.scoring(PROMPTS[:2])]
-    rows = vllm_engines.positions(2, pool)
-    expected = vllm_engines.logprobs(vllm_engines.reference(family[0], pool).generate(rows, asked))
-    with vllm_engines.opened(family[0], pool) as engine:
-        assert np.allclose(vllm_engines.logprobs(engine.generate(rows, asked)), expected, atol=2e-4)
+    check_agreement(family[0], Pool(family[1], **settings).open())  # type: ignore[arg-type]
+
+
+def test_layers_with_a_bias(tmp_path: Path) -> None:
+    base, folder = vllm_engines.family(tmp_path, "qwen2")
+    check_agreement(base, Pool(folder).open())
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma"])
+def test_full_models(kind: str, tmp_path: Path) -> None:
+    """One is a DoRA in its base; Gemma's output layer is tied to the embedding."""
+    first, second = (
+        tiny.model(tmp_path / str(seed), kind, seed, vllm_engines.HEAD) for seed in (0, 1)
+    )
+    dora = tiny.expert(first, tmp_path / "dora", use_dora=True)
+    merged = PeftModel.from_pretrained(tiny.load(first), dora).merge_and_unload()
+    merged.save_pretrained(tmp_path / "merged")
+    models = [str(first), str(second), str(tmp_path / "merged")]
+    check_agreement(first, FullModelPool(models, BaseModel(models[0], dtype="float32")))
 
 
 def test_a_prompt_that_is_read_in_pieces(
@@ -187,13 +200,3 @@ def test_a_prompt_that_is_read_in_pieces(
         found = engine.generate(rows, asked)
     assert np.allclose(vllm_engines.logprobs(found), vllm_engines.logprobs(expected), atol=2e-4)
     assert [row[1] for row in found] == [row[1] for row in expected]
-
-
-@pytest.mark.parametrize("kind", ["qwen2"])
-def test_other_models(kind: str, tmp_path: Path) -> None:
-    base, folder = vllm_engines.family(tmp_path, kind)
-    pool = Pool(folder).open()
-    asked, rows = [vllm_engines.scoring(PROMPTS[:2])] * 2, vllm_engines.positions(2, pool)
-    expected = vllm_engines.logprobs(vllm_engines.reference(base, pool).generate(rows, asked))
-    with vllm_engines.opened(base, pool) as engine:
-        assert np.allclose(vllm_engines.logprobs(engine.generate(rows, asked)), expected, atol=2e-4)

@@ -2,18 +2,15 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 import searches
 import tiny
-import torch
 import vllm_engines
 
 pytest.importorskip("vllm", reason="vLLM has an environment of its own: scripts/test_vllm.sh")
@@ -21,7 +18,6 @@ pytest.importorskip("vllm", reason="vLLM has an environment of its own: scripts/
 from swarm.engine.base_model import BaseModel
 from swarm.engine.vllm import VLLMEngine
 from swarm.errors import UserError
-from swarm.models.base import Request
 from swarm.pool.pool import Pool
 from swarm.runs.folder import read_state
 
@@ -74,6 +70,15 @@ def test_a_search_is_the_transformers_engines(
     assert searched(tmp_path, family, **SMALL, **more) == expected
 
 
+def test_what_was_learned_is_not_left_out(family: tuple[Path, Path], tmp_path: Path) -> None:
+    """A search with gradients cannot go on without them: its best may have a learned adapter."""
+    for more, code, told in (({}, 0, ""), (SMALL, 1, "resume with engine=hf")):
+        words = searches.arguments(tmp_path, *family, gpus=GPUS, model__dtype="float32", **more)
+        words = [word for word in words if not word.startswith(("optimizer.", "pool.space"))]
+        done = searches.run_process([*words, "optimizer.max_iterations=3"], timeout=400)
+        assert done.returncode == code and told in done.stderr, done.stderr
+
+
 def test_ctrl_c_leaves_no_process_of_a_shared_model(
     family: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -112,42 +117,9 @@ def until(what: Callable[[], bool], seconds: float) -> bool:
     return what()
 
 
-def test_an_adapter_that_always_says_one_word(family: tuple[Path, Path], tmp_path: Path) -> None:
-    base, folder = family
-    shutil.copytree(folder / "amber", tmp_path / "pool" / "amber")
-    word = taught(base, folder / "amber", tmp_path / "pool" / "parrot")
-    pool = Pool(tmp_path / "pool").open()
-    asked = [[Request(prompt, 6) for prompt in tiny.TEXT]]
-    with vllm_engines.opened(base, pool) as engine:
-        said = [answer.text for answer in engine.generate(np.array([[0.0, 1.0]]), asked)[0]]
-        silent = [answer.text for answer in engine.generate(np.array([[0.0, 0.0]]), asked)[0]]
-    assert said == [word * 6] * len(tiny.TEXT)
-    assert not any(word * 2 in text for text in silent)
-
-
-def taught(base: Path, like: Path, folder: Path) -> str:
-    """Train an adapter until the likeliest next token is " yes" after all texts; gives the word."""
-    from peft import PeftModel
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    wanted = tokenizer(" yes", add_special_tokens=False).input_ids[-1]
-    model = PeftModel.from_pretrained(tiny.load(base), like, is_trainable=True)
-    teacher = torch.optim.Adam([w for w in model.parameters() if w.requires_grad], 0.02)
-    rows = [torch.tensor([tokenizer(text).input_ids + [wanted] * 6]) for text in tiny.TEXT]
-    for _ in range(60):
-        loss = sum(-model(row).logits.log_softmax(-1)[..., wanted].mean() for row in rows)
-        teacher.zero_grad()
-        loss.backward()
-        teacher.step()
-    model.save_pretrained(folder)
-    return str(tokenizer.decode([wanted]))
-
-
 WRONG = {
     "engine.max_model_len=100000": "engine=vllm could not start:",
     "engine.options={max_num_seq:4}": "engine=vllm could not start:",
-    "engine.options={enable_lora:false}": "engine.options: enable_lora is not allowed",
     "engine.options={kv_cache_memory_bytes:1000}": "engine=vllm could not start:",
 }
 
@@ -161,7 +133,7 @@ def test_what_cannot_start_says_why(
     line = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1 and line.startswith(f"error: {told}"), done.stderr
     assert "Traceback" not in done.stdout + done.stderr
-    assert "engine=hf" in line or "it is set by the engine" in line
+    assert "engine=hf" in line
 
 
 @pytest.mark.skipif(vllm_engines.DEVICE != "cpu", reason="there is a GPU")

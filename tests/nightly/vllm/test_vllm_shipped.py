@@ -1,7 +1,6 @@
 """The experts that come with the toolkit: vLLM and transformers say the same."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ pytest.importorskip("vllm", reason="vLLM has an environment of its own: scripts/
 from hydra.utils import instantiate
 
 from swarm.api.overrides import compose_config
+from swarm.engine.base import Engine
 from swarm.engine.base_model import BaseModel
 from swarm.engine.hf import HFEngine
 from swarm.engine.vllm import VLLMEngine
@@ -36,41 +36,29 @@ def shipped() -> tuple[BaseModel, Pool]:
     return base, Pool("initial_experts").open(base.name)
 
 
-Told = tuple[list[float], list[Completion]]
-"""The utilities of nine experts on 24 items, and whole sentences of mixtures near the base."""
-
-
-def told(engine: Any, pool: Pool, mixtures: int) -> Told:
-    """What an open engine makes of the shipped experts, twenty answers a mixture."""
+def answer(engine: Engine, pool: Pool) -> tuple[list[float], list[Completion]]:
+    """The utilities of nine experts on 24 items, and 200 sentences of mixtures near the base."""
     with compose_config("search", ["name=x", "task=nlgraph_mini", "task.dev_limit=24"]) as config:
         task = instantiate(config["task"])
     items = task.items("dev")
     assert len(items) == 24
     turns = [Message("user", f"{item['question']} Say why.") for item in items[:20]]
-    rows = vllm_engines.positions(10, pool)[:mixtures] / 4
-    asked = [[Request((turn,), 20) for turn in turns]] * mixtures
+    asked = [[Request((turn,), 20) for turn in turns]] * 10
     scores = run_tasks_lockstep(task, engine, np.eye(9), items, JobUsage())
-    answers = [said for row in engine.generate(rows, asked) for said in row]
-    return [task.utility(row) for row in scores], answers
+    answers = engine.generate(vllm_engines.positions(10, pool) / 4, asked)
+    return [task.utility(row) for row in scores], [said for row in answers for said in row]
 
 
-@pytest.fixture(scope="module")
-def by_transformers(shipped: tuple[BaseModel, Pool]) -> Told:
-    engine = HFEngine()
-    engine.open(*shipped, vllm_engines.DEVICE)
-    return told(engine, shipped[1], 10)
-
-
-def test_the_shipped_experts(shipped: tuple[BaseModel, Pool], by_transformers: Told) -> None:
-    mixtures = 10
-    engine = VLLMEngine(max_model_len=512, gpu_memory_utilization=0.3)
-    engine.open(*shipped, vllm_engines.DEVICE)
-    utilities, answers = told(engine, shipped[1], mixtures)
-    engine.close()
-    expected, theirs = by_transformers
-    same = [one == other for one, other in zip(answers, theirs, strict=False)]
+def test_the_shipped_experts(shipped: tuple[BaseModel, Pool]) -> None:
+    found = []
+    for engine in (HFEngine(), VLLMEngine(max_model_len=512, gpu_memory_utilization=0.3)):
+        engine.open(*shipped, vllm_engines.DEVICE)
+        found.append(answer(engine, shipped[1]))
+        engine.close()
+    (expected, theirs), (utilities, answers) = found
+    same = [one == other for one, other in zip(answers, theirs, strict=True)]
     tokens = sum(said.new_tokens for said in answers)
     print(f"{sum(same)} of {len(same)} answers equal, {tokens} tokens; {utilities}")
     assert utilities == expected and len(set(utilities)) > 3
-    assert len(same) == 20 * mixtures and sum(same) >= 0.99 * len(same)
+    assert len(same) == 200 and sum(same) >= 198
     assert tokens > 10 * len(same)

@@ -16,9 +16,5 @@ fi
 if [[ $(<"$quicker") == bfloat16 ]]; then
     set -- model.dtype=bfloat16 "$@"
 fi
-# Two workers take less time than one with two threads, though a descent is the job of one of them.
-if [[ " $* " != *" gpus="* && " $* " != *" executor"* && $(nproc 2>/dev/null || echo 2) -gt 1 ]]; then
-    set -- executor=processes executor.workers=2 "$@"
-fi
-echo "searching: on two cores 2 to 4 minutes in bfloat16, up to 10 in float32 ..."
+echo "searching: 2 to 5 minutes on two cores, up to 10 on older ones ..."
 exec "$venv/bin/python" -m swarm.search experiment=quickstart name=quickstart "$@"

@@ -177,4 +177,7 @@ if __name__ == "__main__":
     parser.add_argument("--kinds", default="text", help="text, choices, loss, gradient")
     parser.add_argument("--particles", type=int, default=8)
     parser.add_argument("--new", type=int, default=4, help="maximum number of new tokens")
-    frame.run(parser.parse_args(), measure)
+    options = parser.parse_args()
+    if options.rank and "vllm" in options.ways:
+        parser.error("--rank: not with vllm, which reads adapters from files")
+    frame.run(options, measure)

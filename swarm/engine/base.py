@@ -229,8 +229,8 @@ def choose_plan(
     alone = (steps + 1) * (STEP_GPU if gpu else STEP_CPU) * (1 - 1 / positions)
     least = cost.tokens + (alone / cost.share if cost.share else math.inf)
     if tokens < least:
-        return "stacked", f"{tokens:.0f} tokens per position, below {least:.0f}"
-    return "merged", f"{tokens:.0f} tokens per position, from {least:.0f} on as fast as the base"
+        return "stacked", "few tokens per position, so that adding updates would cost more"
+    return "merged", "enough tokens per position to gain by running as fast as the base alone"
 
 
 def available_memory_bytes() -> int:

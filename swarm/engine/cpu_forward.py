@@ -5,7 +5,8 @@ where results are written. More than half of transformers' time in bfloat16 is s
 operations, and most of that on memory: each writes to a new block, which the C library takes from
 cold or unmapped memory (a cast of 400 x 576 numbers takes 210 us to a new block and 22 us to one in
 the processor's cache). Here a forward allocates its buffers once for all layers, and normalizes and
-gates blocks of rows that fit into the cache.
+gates blocks of rows that fit into the cache. Products in float32 come in memory of their own
+(`swarm.engine.cpu_product`).
 
 Padding is not computed: the tokens of all rows are concatenated, except in attention. Grouped heads
 share their keys and values without copies. In bfloat16 a few rows (decoding) are multiplied by
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from swarm.engine.cpu_product import add_product, multiply
+from swarm.engine.cpu_product import QuickLinear, add_product, multiply
 from swarm.engine.decode import SlotCache, cache_argument, can_share_prefix
 from swarm.engine.lora import LoraLinear
 
@@ -219,7 +220,7 @@ class CpuForward:
                 linear = module
                 if isinstance(module, LoraLinear):
                     linear, particles = module.linear, module.routing.particles
-                if name.endswith("_proj") and type(linear) is not nn.Linear:
+                if name.endswith("_proj") and type(linear) not in (nn.Linear, QuickLinear):
                     return False, None
         return True, particles
 
@@ -333,7 +334,7 @@ class CpuForward:
         out: torch.Tensor | None,
         particles: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return a linear layer's output for `rows` [N, in], written to `out` or new memory."""
+        """Return a linear layer's output for `rows` [N, in], in 16 bits in `out` if given."""
         adapted = module if isinstance(module, LoraLinear) else None
         linear = module if adapted is None else adapted.linear
         merged = None if adapted is None else adapted.merged

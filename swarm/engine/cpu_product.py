@@ -6,11 +6,11 @@ beyond AVX2: with AVX-512 oneDNN takes less than half the time there, and with A
 are oneDNN's in PyTorch itself.
 """
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 AVAILABLE = torch.backends.mkldnn.is_available() and torch.backends.mkl.is_available()
 
@@ -36,10 +36,11 @@ def add_product(out: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor) -> 
 
 
 def _is_quick(rows: torch.Tensor, weight: torch.Tensor) -> bool:
-    if not AVAILABLE or not (rows.is_cpu and weight.is_cpu):
+    if not AVAILABLE or not (rows.is_cpu and weight.is_cpu) or torch.is_autocast_enabled("cpu"):
         return False
     # oneDNN refuses sums of no terms.
-    return rows.dtype == weight.dtype == torch.float32 and 0 not in (*rows.shape, *weight.shape)
+    exact = rows.dtype == weight.dtype == torch.float32
+    return exact and rows.dim() > 1 and 0 not in (*rows.shape, *weight.shape)
 
 
 def _multiply(
@@ -59,6 +60,7 @@ class _Product(torch.autograd.Function):
         return _multiply(rows, weight)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, slope: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         rows, weight = ctx.saved_tensors
         of_rows = _multiply(slope, weight.t()) if ctx.needs_input_grad[0] else None
@@ -67,12 +69,16 @@ class _Product(torch.autograd.Function):
         return of_rows, _multiply(slope.flatten(0, -2).t(), rows.flatten(0, -2).t())
 
 
+class QuickLinear(nn.Linear):
+    """A linear layer that multiplies so."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return multiply(rows, self.weight, self.bias)
+
+
 def use_in_layers(model: nn.Module) -> None:
     """Let all linear layers of a model multiply so; without effect on a GPU and in other types."""
     for layer in model.modules():
         if type(layer) is nn.Linear:
-            layer.forward = partial(_forward, layer)  # type: ignore[method-assign]
-
-
-def _forward(layer: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
-    return multiply(rows, layer.weight, layer.bias)
+            # Not a new `forward`: it would hold the layer in a cycle, and the weights in memory.
+            layer.__class__ = QuickLinear

@@ -158,14 +158,15 @@ class HFEngine(Engine):
 
     def set_adapters(self, basis: Mapping[str, "Factors"], folder: str | Path = "") -> None:
         """Set or replace the experts in the loaded base's layers."""
-        from swarm.engine.lora import LoraLayers, update_cost
+        from swarm.engine.lora import LoraLayers
 
         if self._mixer is not None:
             self._mixer.remove()
         where = f"pool.folder={folder} on {self._path}"
         self._set_mixer(LoraLayers(self._model, basis, where, self._learns))
-        self._cost, size = update_cost(basis.values(), self._model)
-        self._room = size * self._model.dtype.itemsize <= self._free_bytes
+        self._cost = self._mixer.update_cost
+        size = self._mixer.adapted_weights * self._model.dtype.itemsize
+        self._room = size <= self._free_bytes
 
     def _set_mixer(self, mixer: Mixer) -> None:
         import torch

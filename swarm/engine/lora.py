@@ -279,6 +279,22 @@ class LoraLayers(Mixer):
         for layer in self._layers.values():
             layer.shares = layer.merged = None
 
+    @property
+    def adapted_weights(self) -> int:
+        """Number of weights of the layers."""
+        return sum(layer.linear.weight.numel() for layer in self._layers.values())
+
+    @property
+    def update_cost(self) -> UpdateCost:
+        """Cost of the experts' update."""
+        merged = stacked = 0
+        for layer in self._layers.values():
+            # Factors that are mixed separately are mixed before they are merged, to one's rank.
+            merged += layer.linear.weight.numel() * (layer.rank or len(layer.down))
+            stacked += sum(layer.linear.weight.shape) * len(layer.down)
+        whole = sum(inputs * outputs for inputs, outputs in linear_shapes(self._model).values())
+        return UpdateCost(stacked / max(1, whole), merged / max(1, stacked))
+
     def remove(self) -> None:
         """Restore the model's original layers, which were never modified."""
         for name, layer in self._layers.items():
@@ -294,16 +310,3 @@ def linear_shapes(model: Any) -> dict[str, tuple[int, int]]:
         for name, layer in model.named_modules()
         if isinstance(layer, nn.Linear) and layer is not head
     }
-
-
-def update_cost(basis: Iterable[Factors], model: Any) -> tuple[UpdateCost, int]:
-    """Return the cost of the experts' update, and the number of weights that they adapt."""
-    size = merged = stacked = 0
-    for down, up, _ in basis:
-        inputs, outputs = down.shape[-1], up.shape[-2]
-        size += inputs * outputs
-        # Factors that are mixed separately are mixed before they are merged, to one's rank.
-        merged += inputs * outputs * down.shape[-2]
-        stacked += (inputs + outputs) * down[..., 0].numel()
-    whole = sum(inputs * outputs for inputs, outputs in linear_shapes(model).values())
-    return UpdateCost(stacked / whole, merged / max(1, stacked)), size

@@ -40,8 +40,7 @@ SELECT_ROWS = (
 INSERT_ROW = "INSERT OR {} INTO responses (key, value, sha256, time, label) VALUES (?, ?, ?, ?, ?)"
 INSERT_NEW, REPLACE_ROW = INSERT_ROW.format("IGNORE"), INSERT_ROW.format("REPLACE")
 
-encode_json = json.JSONEncoder(sort_keys=True, check_circular=False).encode
-"""Encodes what cache keys consist of."""
+_encode_sorted_json = json.JSONEncoder(sort_keys=True).encode
 
 KEYS_PER_QUERY = 500
 """Number of keys in one query."""
@@ -300,12 +299,7 @@ def _encode_row(key: str, value: Any, label: str | None) -> tuple[Any, ...]:
 
 def make_cache_key(*parts: Any) -> str:
     """Return a key that depends on all parts, which are JSON values."""
-    return key_of_json(*map(encode_json, parts))
-
-
-def key_of_json(*parts: str) -> str:
-    """Return the same key as `make_cache_key`, of parts that are already encoded."""
-    return sha256(f"[{', '.join(parts)}]".encode()).hexdigest()
+    return sha256(_encode_sorted_json(parts).encode()).hexdigest()
 
 
 def retry_while_locked(work: Callable[[], T]) -> T:

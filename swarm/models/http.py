@@ -16,7 +16,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from swarm._util.threads import shared_event_loop
-from swarm.models.cache import encode_json
 from swarm.models.http_errors import (
     BadRequest,
     ConnectionFailed,
@@ -35,8 +34,8 @@ from swarm.models.rate_limit import (
 )
 from swarm.models.transport import (
     EventStreamParser,
-    body_bytes,
     describe_connection_error,
+    encode_body,
     parse_json,
     parse_response,
     proxy_for,
@@ -76,12 +75,10 @@ class Call(NamedTuple):
         body: JSON request body.
         timeout: Seconds for the answer including retries, from when the client's limits let it
             start; `None`: only `Limits.timeout` and `Limits.retries` bound it.
-        data: The body in its encoded form, if several calls share it; `None`: not encoded yet.
     """
 
     body: Any
     timeout: float | None = None
-    data: bytes | None = None
 
 
 ParseResponse = Callable[[Any, float], T]
@@ -474,9 +471,8 @@ class HttpSession:
         return json.loads(self._redact(json.dumps(response)))
 
     async def _exchange(self, call: Call, read: Callable[["ClientResponse"], Awaitable[T]]) -> T:
-        data = body_bytes(encode_json(call.body)) if call.data is None else call.data
         try:
-            async with self._post(data=data) as response:
+            async with self._post(data=encode_body(call.body)) as response:
                 return await read(response)
         except self._faults as error:
             raise self._connection_error(error) from None
@@ -529,7 +525,7 @@ class HttpSession:
     def _check_size(self, response: "ClientResponse") -> None:
         if response.content.total_bytes > MAX_RESPONSE_BYTES:
             size = f"{MAX_RESPONSE_BYTES / 2**20:.0f} MiB"
-            raise BadRequest(f"{self.label}: the response exceeds {size}; set a token limit")
+            raise BadRequest(f"{self.label}: the response exceeds {size}")
 
     def _dispatch_events(
         self, events: Iterator[tuple[str, str]], take: Callable[[Any], None]

@@ -27,7 +27,7 @@ from swarm.models.base import (
     compute_cost,
     split_thoughts,
 )
-from swarm.models.cache import Cache, encode_json, key_of_json
+from swarm.models.cache import Cache, make_cache_key
 from swarm.models.http import Call, HttpClient, HttpSession
 from swarm.models.http_errors import (
     CONTENT_ERROR_CODES,
@@ -39,7 +39,7 @@ from swarm.models.http_errors import (
 )
 from swarm.models.rate_limit import Limits
 from swarm.models.sampling import Outcome, PreparedRequest, Sample, SampledModel, Send
-from swarm.models.transport import body_bytes, validate_url
+from swarm.models.transport import validate_url
 
 log = logging.getLogger(__name__)
 
@@ -428,7 +428,6 @@ class OpenAI(SampledModel):
                 "(task.scoring=generate for a task, --reading text for a judge)"
             )
         body = build_body(request, self.tokens_field, self.fixed)
-        text = encode_json(body)
         # Hide secrets in the cache key: another API key in the body must not pay for all answers
         # again.
         secret = {
@@ -437,15 +436,10 @@ class OpenAI(SampledModel):
         return PreparedRequest(
             self,
             request,
-            key_of_json(
-                '"chat"',
-                encode_json(self.cache_url),
-                encode_json({**body, **secret}) if secret else text,
-            ),
+            make_cache_key("chat", self.cache_url, {**body, **secret}),
             equal=self.greedy_once and body.get("temperature") == 0,
             together=self.samples_at_once > 1 and "seed" not in body,
             body=body,
-            data=body_bytes(text),
         )
 
     async def _answer(self, samples: Sequence[Sample], stop: bool = False) -> list[Outcome]:
@@ -491,15 +485,13 @@ class OpenAI(SampledModel):
 
     def _build_call(self, prepared: PreparedRequest, sample: int, count: int) -> Call:
         """Build the call for a number of samples; the k-th is requested with the seed plus k."""
-        body, data = prepared.body, prepared.data
+        body = prepared.body
         assert body
         if "seed" in body:
             body = {**body, "seed": body["seed"] + sample}
         if count > 1:
             body = {**body, "n": count}
-        if body is not prepared.body:
-            data = None
-        return Call(body, prepared.request.timeout, data)
+        return Call(body, prepared.request.timeout)
 
     def _response_reader(
         self, call: Call, count: int, again: bool = True
@@ -549,7 +541,7 @@ class OpenAI(SampledModel):
         while True:
             options = {"stream_options": {"include_usage": True}} if self._stream_options else {}
             body = {**plain.body, "stream": True, **options}
-            streamed = plain._replace(body=body, data=None)
+            streamed = plain._replace(body=body)
             try:
                 return (yield from self.client.stream(streamed, StreamedCompletion, read))[0]
             except BadRequest as error:

@@ -62,7 +62,6 @@ class PreparedRequest:
         equal: Whether all samples are one answer, as of greedy requests.
         together: Whether one request may return several samples; see `samples_at_once`.
         body: Request body of sample 0, for models behind an endpoint.
-        data: The body in its encoded form.
     """
 
     model: "SampledModel"
@@ -71,7 +70,6 @@ class PreparedRequest:
     equal: bool = False
     together: bool = False
     body: dict[str, Any] | None = None
-    data: bytes | None = None
 
 
 Sample = tuple[PreparedRequest, int]

@@ -132,11 +132,15 @@ class EventStreamParser:
                 self._name, self._data = "", []
 
 
-def body_bytes(text: str) -> bytes:
-    """Return a body of ASCII JSON; lone surrogates, which many servers refuse, are sent as "?"."""
-    if "\\ud" in text:  # half a surrogate pair, or all of it
-        return json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8", "replace")
-    return text.encode()
+_encode_json = json.JSONEncoder(ensure_ascii=False).encode
+
+
+def encode_body(body: Any) -> bytes:
+    """Encode a JSON body; lone surrogates, which many servers refuse, are sent as "?".
+
+    The order of keys stays: servers generate the properties of a schema in it.
+    """
+    return _encode_json(body).encode("utf-8", "replace")
 
 
 def parse_json(label: str, part: str, text: str) -> Any:

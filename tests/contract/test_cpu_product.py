@@ -1,12 +1,26 @@
 """Products on a CPU: PyTorch's own values and gradients, in all shapes."""
 
+import copy
+import pickle
+import weakref
+from pathlib import Path
+
 import pytest
+import tiny
 import torch
 
-from swarm.engine import cpu_product
-from swarm.engine.cpu_product import add_product, multiply, use_in_layers
+from swarm.engine.base_model import BaseModel
+from swarm.engine.cpu_product import QuickLinear, add_product, multiply
 
-SHAPES = [((3, 5), 4), ((2, 7, 16), 9), ((1, 1, 8), 1), ((0, 6), 3), ((4, 6), 0), ((4, 0), 3)]
+SHAPES = [
+    ((3, 5), 4),
+    ((6,), 4),
+    ((2, 7, 16), 9),
+    ((1, 1, 8), 1),
+    ((0, 6), 3),
+    ((4, 6), 0),
+    ((4, 0), 3),
+]
 
 
 @pytest.mark.parametrize(("shape", "outputs"), SHAPES)
@@ -21,7 +35,7 @@ def test_values_and_gradients(shape: tuple[int, ...], outputs: int, dtype: torch
         kept += [out, *torch.autograd.grad((out * out.detach().cos()).sum(), mine)]
         with torch.no_grad():
             kept.append(product(*mine[:2]))
-            rows = mine[0].flatten(0, -2)
+            rows = mine[0].flatten(0, -2) if len(shape) > 1 else mine[0][None]
             base = torch.ones(len(rows), outputs, dtype=dtype)
             if product is multiply:
                 add_product(base, rows, mine[1])
@@ -42,13 +56,15 @@ def test_transposed_weights_and_frozen_ones() -> None:
     assert rows.grad is not None and torch.allclose(rows.grad[0, 0], weight.sum(0), atol=1e-5)
 
 
-def test_layers_of_a_model_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Bilinear(2, 2, 2))
-    rows = torch.randn(2, 4)
-    expected = model[0](rows)
-    use_in_layers(model)
-    calls = []
-    monkeypatch.setattr(
-        cpu_product, "multiply", lambda *given: calls.append(given) or multiply(*given)
-    )
-    assert torch.allclose(model[0](rows), expected, atol=1e-6) and len(calls) == 1
+def test_layers_of_a_loaded_model_use_it(tiny_llama: Path) -> None:
+    """They are copied, written and adapted as others are, and freed with the model."""
+    model, _ = BaseModel(str(tiny_llama)).load("cpu")
+    layers = [one for one in model.modules() if isinstance(one, torch.nn.Linear)]
+    assert layers and {type(one) for one in layers} == {QuickLinear}
+    ids = torch.arange(6)[None]
+    expected = tiny.load(tiny_llama)(ids).logits
+    for same in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.allclose(same(ids).logits, expected, atol=1e-5)
+    weight = weakref.ref(layers[0].weight)
+    del model, same, layers
+    assert weight() is None

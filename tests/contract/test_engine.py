@@ -17,7 +17,7 @@ from swarm.engine.base import UpdateCost, choose_plan
 from swarm.engine.base_model import BaseModel
 from swarm.engine.full import FullModelPool, FullWeightsEngine
 from swarm.engine.hf import HFEngine, HFModel
-from swarm.engine.lora import LoraLayers, update_cost
+from swarm.engine.lora import LoraLayers
 from swarm.engine.token_ensemble import ModelEnsemble, TokenEnsembleEngine
 from swarm.engine.tokenization import CachedEncoder, encode_choice, encode_prompt
 from swarm.errors import UserError
@@ -312,13 +312,15 @@ def test_the_plan_follows_shapes_type_and_memory(
 @pytest.mark.parametrize("space", ["delta", "factor"])
 def test_an_update_costs_by_its_shapes(space: str, tiny_llama: Path, tmp_path: Path) -> None:
     """Ranks raise the share, and not the tokens from which merging gains."""
-    model, costs = tiny.load(tiny_llama), []
+    costs = []
     for rank in (2, 6):
         folder = tmp_path / f"rank {rank}"
         tiny.expert(tiny_llama, folder / "amber", 1, r=rank)
         tiny.expert(tiny_llama, folder / "birch", 2, r=rank)
         pool = Pool(folder, space=space).open()
-        cost, size = update_cost([pool.expert_factors(name) for name in pool.modules], model)
-        assert size == sum(inputs * outputs for inputs, outputs, _ in pool.modules.values())
-        costs.append(cost)
+        basis = {name: pool.expert_factors(name) for name in pool.modules}
+        layers = LoraLayers(tiny.load(tiny_llama), basis)
+        sizes = [inputs * outputs for inputs, outputs, _ in pool.modules.values()]
+        assert layers.adapted_weights == sum(sizes)
+        costs.append(layers.update_cost)
     assert costs[1] == (pytest.approx(3 * costs[0].share), pytest.approx(costs[0].tokens))

@@ -63,6 +63,15 @@ def test_turns_and_plain_prompts_are_chats() -> None:
     assert "Authorization" not in server.asked[0].headers
 
 
+def test_a_body_keeps_the_order_of_its_keys() -> None:
+    """Servers write the properties of a schema in it."""
+    properties = {"reasoning": {"type": "string"}, "answer": {"type": "string"}}
+    with endpoint(echo) as server:
+        model(server, body={"response_format": {"properties": properties}}).generate([Request("a")])
+    sent = server.asked[0].body["response_format"]["properties"]
+    assert list(sent) == ["reasoning", "answer"]
+
+
 @pytest.mark.parametrize(
     ("reply", "text", "thoughts"),
     [

@@ -184,10 +184,10 @@ def as_pool(pool: ExpertPool, kind: type[P], engine: str) -> P:
     )
 
 
-STEP_CPU, STEP_GPU = 45, 500
+STEP_CPU, STEP_GPU = 40, 500
 """What a decoding step costs besides its own tokens, in tokens read: a CPU reads all weights, and a
-GPU waits for its kernels (SmolLM2 in float32 on an AMD EPYC; Llama 1B on an H100, where both plans
-took the same time at 200 requests of 150 tokens and 8 steps)."""
+GPU waits for its kernels (SmolLM2 in float32 on an AMD EPYC: 28 with one row and 40 with eight;
+Llama 1B on an H100: both plans took the same time at 200 requests of 150 tokens and 8 steps)."""
 
 
 class UpdateCost(NamedTuple):

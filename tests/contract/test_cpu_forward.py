@@ -132,7 +132,7 @@ def test_packed_weights_give_the_same_products(base: Path) -> None:
     linear = model.base_model.layers[0].mlp.up_proj
     rows = torch.randn(7, linear.in_features).bfloat16()
     with torch.inference_mode():
-        found = forward._multiply(linear, rows, None, None)
+        found = forward._multiply(linear, rows, None)
         expected = torch.nn.functional.linear(rows, linear.weight, linear.bias)
     assert torch.allclose(found.float(), expected.float(), rtol=2**-7, atol=1e-3)
 
